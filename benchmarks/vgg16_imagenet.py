@@ -1,0 +1,174 @@
+"""Six methods at 3x, 4x and 5x on VGG-16 with real ImageNet weights and pictures.
+
+    python benchmarks/vgg16_imagenet.py --data DIR --device cuda
+    python benchmarks/vgg16_imagenet.py --data DIR --device cpu --limit 64 --speedups 4
+
+DIR holds calib.tar, val.tar, classes.json and vgg16_probe.safetensors: the VGG-16 convolutions and a linear head
+in place of its three fully connected layers. Calibration uses calib.tar only, every figure is from val.tar.
+Writes benchmarks/results/vgg16_imagenet[-NAME].json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import leanconv
+from leanconv.evaluate.classification import accuracy, agreement, logits_of
+from leanconv.images import Preprocess, find_pictures
+from leanconv.images.batches import spread, stream
+
+METHODS: dict[str, dict[str, Any]] = {
+    "Jaderberg": {"scheme": "spatial", "ranks": "uniform"},
+    "linear, symmetric": {"scheme": "channel", "ranks": "uniform", "solver": "linear", "asymmetric": False},
+    "nonlinear, symmetric": {"scheme": "channel", "ranks": "uniform", "asymmetric": False},
+    "nonlinear, asymmetric": {"scheme": "channel", "ranks": "uniform"},
+    "+ rank selection": {"scheme": "channel", "ranks": "energy"},
+    "3d": {"scheme": "3d", "ranks": "energy"},
+}
+
+
+class Vgg16Probe(nn.Module):
+    """VGG-16's convolutions under a linear head on square-rooted, 2 x 2 pooled, unit-length features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = torchvision.models.vgg16(weights=None).features
+        self.head = nn.Linear(2048, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = F.adaptive_avg_pool2d(self.features(x).sqrt(), 2).flatten(1)
+        return self.head(F.normalize(pooled))
+
+
+def vgg16_probe(weights: Path) -> nn.Module:
+    model = Vgg16Probe()
+    state = safetensors.torch.load_file(weights)
+    model.load_state_dict({key: value.float() for key, value in state.items()})
+    return model.eval()
+
+
+def read(path: Path, limit: int | None, classes: dict[str, list[Any]]) -> tuple[list[Tensor], Tensor]:
+    pictures = find_pictures(path)
+    if limit:
+        pictures = spread(pictures, limit)
+    batches, labels = [], []
+    for tensor, chosen in stream(pictures, Preprocess(), batch=50, workers=min(8, os.cpu_count() or 1)):
+        batches.append(tensor)
+        labels += [classes[picture.label or ""][0] for picture in chosen]
+    return batches, torch.tensor(labels)
+
+
+def machine(device: str) -> str:
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else f"{platform.machine()} CPU"
+    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    classes = json.loads((options.data / "classes.json").read_text())
+    calibration, _ = read(options.data / "calib.tar", options.limit, classes)
+    pictures, labels = read(options.data / "val.tar", options.limit, classes)
+    model = vgg16_probe(options.data / "vgg16_probe.safetensors").to(options.device)
+    calibration = [batch.to(options.device) for batch in calibration]
+    reference = logits_of(model, pictures, options.device)
+    base = accuracy(reference, labels)
+    print(f"original: top-1 {100 * base.top1:.1f}, top-5 {100 * base.top5:.1f}", flush=True)
+    rows = []
+    for speedup in options.speedups:
+        for name, arguments in METHODS.items():
+            if options.only and name not in options.only:
+                continue
+            started = time.perf_counter()
+            result = leanconv.accelerate(
+                model, calibration, speedup, **arguments, samples=options.samples, seed=options.seed, progress=False
+            )
+            seconds = time.perf_counter() - started
+            logits = logits_of(result.model, pictures, options.device)
+            found = accuracy(logits, labels)
+            rows.append(
+                {
+                    "speedup": speedup,
+                    "method": name,
+                    "achieved": result.speedup,
+                    "top1": found.top1,
+                    "top5": found.top5,
+                    "top5_change": found.top5 - base.top5,
+                    "agreement": agreement(logits, reference),
+                    "seconds": seconds,
+                    "ranks": {layer.name: list(layer.ranks) for layer in result.layers},
+                    "errors": {layer.name: layer.error for layer in result.layers},
+                }
+            )
+            print(
+                f"{speedup:g}x {name:24s} top-1 {100 * found.top1:5.1f} top-5 {100 * found.top5:5.1f} "
+                f"({100 * (found.top5 - base.top5):+5.1f})  agreement {100 * rows[-1]['agreement']:5.1f}  {seconds:6.1f} s",
+                flush=True,
+            )
+    return {
+        "script": "benchmarks/vgg16_imagenet.py",
+        "machine": machine(options.device),
+        "leanconv": leanconv.__version__,
+        "images": {"calibration": sum(len(b) for b in calibration), "evaluation": len(labels)},
+        "samples": options.samples,
+        "seed": options.seed,
+        "original": {"top1": base.top1, "top5": base.top5},
+        "rows": rows,
+    }
+
+
+def markdown(results: dict[str, Any]) -> str:
+    original = results["original"]
+    names = list(dict.fromkeys(row["method"] for row in results["rows"]))
+    lines = [
+        f"`{results['script']}` on {results['machine']}: VGG-16 with a linear head, "
+        f"{results['images']['calibration']} calibration and {results['images']['evaluation']} evaluation images, "
+        f"{results['samples']} samples a layer. Original: top-1 {100 * original['top1']:.1f}, "
+        f"top-5 {100 * original['top5']:.1f}.",
+        "",
+        "Change of top-5 in points (top-1 agreement with the original in %, seconds):",
+        "",
+        "| conv speed-up | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for speedup in dict.fromkeys(row["speedup"] for row in results["rows"]):
+        cells = [
+            f"{100 * row['top5_change']:+.1f} ({100 * row['agreement']:.1f}, {row['seconds']:.1f} s)"
+            for row in results["rows"]
+            if row["speedup"] == speedup
+        ]
+        lines.append(f"| {speedup:g}x | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--limit", type=int, help="use this many images of each set")
+    parser.add_argument("--speedups", type=float, nargs="+", default=[3.0, 4.0, 5.0])
+    parser.add_argument("--only", nargs="+", choices=list(METHODS), help="only these methods")
+    parser.add_argument("--samples", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--name", default="vgg16_imagenet", help="stem of the files written")
+    options = parser.parse_args()
+    results = run(options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / f"{options.name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.out / f"{options.name}.md").write_text(markdown(results))
+    print(markdown(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""leanconv: a trained convolutional network in, the same network several times cheaper out."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from leanconv._version import __version__
+from leanconv.errors import LeanconvError
+
+if TYPE_CHECKING:
+    from leanconv._accelerate import accelerate
+    from leanconv.result import Accelerated, LayerReport
+    from leanconv.storage import load, load_result
+
+__all__ = ["Accelerated", "LayerReport", "LeanconvError", "__version__", "accelerate", "load", "load_result"]
+
+# torch takes seconds to import; `leanconv --help` must not wait for it.
+_WHERE = {
+    "accelerate": "leanconv._accelerate",
+    "Accelerated": "leanconv.result",
+    "LayerReport": "leanconv.result",
+    "load": "leanconv.storage",
+    "load_result": "leanconv.storage",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'leanconv' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,397 @@
+"""The one call: find sites, choose ranks, solve layer by layer, hand back a result."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leanconv.calibrate.batches import Batches, take, to_device
+from leanconv.calibrate.responses import Probe, collect, model_failed
+from leanconv.errors import LeanconvError, unknown_name
+from leanconv.fit import Fit, fit_site, measure
+from leanconv.network import reasons
+from leanconv.network.fold import folded
+from leanconv.network.geometry import Scheme
+from leanconv.network.observe import survey
+from leanconv.network.replace import Change, replace
+from leanconv.network.replaceable import replaceable
+from leanconv.network.sites import Site, Survey
+from leanconv.network.source import identify
+from leanconv.options import Options
+from leanconv.progress import Progress, reporter
+from leanconv.ranks import Candidate, Choice, Plan, by_hand, select
+from leanconv.ranks.candidates import Energies
+from leanconv.result import Accelerated, LayerReport
+from leanconv.solve import SpatialBasis, spatial_basis, spectrum
+
+
+def accelerate(
+    model: nn.Module,
+    images: Iterable[Any],
+    speedup: float = 4.0,
+    *,
+    scheme: Scheme = "3d",
+    solver: Literal["linear", "nonlinear"] = "nonlinear",
+    asymmetric: bool = True,
+    ranks: Literal["uniform", "energy"] | Mapping[str, Any] = "energy",
+    skip: Iterable[str] | None = None,
+    layers: Literal["conv", "all"] = "conv",
+    samples: int = 50_000,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+    workdir: str | None = None,
+) -> Accelerated:
+    """Return a network that does the work of ``model`` with ``speedup`` times fewer multiply-accumulates.
+
+    Args:
+        model: the trained network. It is copied and never modified.
+        images: batches ``model(batch)`` accepts, for example a DataLoader; labels are ignored. A few thousand
+            images are plenty, a few hundred often enough. They are read once and kept in memory.
+        speedup: convolution MACs before / after. Met exactly: ``speedup <= achieved < 1.02 * speedup``.
+        scheme: ``"channel"`` (k x k, d') + (1 x 1, d); ``"spatial"`` (k x 1, d'') + (1 x k, d), weights only;
+            ``"3d"`` (k x 1, d'') + (1 x k, d') + (1 x 1, d).
+        solver: ``"linear"`` fits responses; ``"nonlinear"`` fits what is left of them behind the activation.
+        asymmetric: fit each layer to the input the layers already accelerated give it, so errors do not pile up.
+        ranks: ``"energy"`` keeps the largest product of PCA energies; ``"uniform"`` gives every layer the same
+            speed-up; or ranks by hand, ``{"layer": d'}`` (``(d'', d')`` for 3d), and ``speedup`` is not used.
+        skip: names of layers to leave alone. Default: the first convolution. ``[]`` skips nothing.
+        layers: ``"conv"``, or ``"all"`` to accelerate and count Linear layers too.
+        samples: responses sampled a layer, spread over the images.
+        seed: chooses the sampled positions. Same seed, same machine: same result, bit for bit.
+        device: where to compute; default: where the model is.
+        progress: show progress on stderr.
+        workdir: reserved for resumable state; must be None in this version.
+
+    Raises:
+        LeanconvError: for anything wrong with the arguments, in one sentence. It is a ValueError.
+    """
+    options = Options.check(
+        speedup=speedup,
+        scheme=scheme,
+        solver=solver,
+        asymmetric=asymmetric,
+        ranks=ranks,
+        skip=skip,
+        layers=layers,
+        samples=samples,
+        seed=seed,
+    )
+    if workdir is not None:
+        raise LeanconvError(f"workdir={workdir!r}: resumable runs are not available in this version; leave it out.")
+    _check_model(model)
+    home = _device_of(model)
+    place = home if device is None else _parse_device(device)
+    with _untouched_rng(options.seed):
+        job = _Job.prepare(model, take(images), options, place, reporter(progress))
+        return job.run(home)
+
+
+@dataclass
+class _Job:
+    """One run. ``original`` and ``accelerated`` are the two streams, both copies of the user's model."""
+
+    original: nn.Module
+    accelerated: nn.Module
+    batches: Batches
+    survey: Survey
+    sites: dict[str, Site]
+    skipped: dict[str, str]
+    options: Options
+    device: torch.device
+    dtype: torch.dtype
+    reporter: Progress
+
+    @classmethod
+    def prepare(
+        cls, model: nn.Module, batches: Batches, options: Options, device: torch.device, reporter: Progress
+    ) -> _Job:
+        original = _copy(model).eval().to(device)
+        sample = to_device(batches.sample(), device)
+        try:
+            found = survey(original, sample, layers=options.layers)
+        except LeanconvError:
+            raise
+        except Exception as error:
+            raise model_failed(error, batches.sample()) from error
+        if not found.layers:
+            raise LeanconvError("the model ran no convolution on these images; there is nothing to accelerate.")
+        skipped = dict(found.skipped)
+        sites = {site.name: site for site in found.sites}
+        reached = replaceable(original, sites, sample)
+        for name in [name for name in sites if name not in reached]:
+            del sites[name]
+            skipped[name] = reasons.NOT_AT_PATH
+        _apply_skip(options, found, sites, skipped)
+        if not sites:
+            raise LeanconvError(
+                "no layer is left to accelerate: " + "; ".join(f"{name}: {why}" for name, why in skipped.items()) + "."
+            )
+        double = any(parameter.dtype == torch.float64 for parameter in original.parameters())
+        return cls(
+            original=original,
+            accelerated=copy.deepcopy(original),
+            batches=batches,
+            survey=found,
+            sites=sites,
+            skipped=skipped,
+            options=options,
+            device=device,
+            dtype=torch.float64 if double else torch.float32,
+            reporter=reporter,
+        )
+
+    def run(self, home: torch.device) -> Accelerated:
+        plan: Plan | None = None
+        if isinstance(self.options.ranks, Mapping):
+            geometries = {name: site.geometry for name, site in self.sites.items()}
+            plan = by_hand(self.options.ranks, geometries, self.skipped, self.options.scheme)
+            for name in [name for name in self.sites if name not in plan]:
+                del self.sites[name]
+                self.skipped[name] = reasons.NOT_NAMED
+        targets = self._responses(self.original, self._dense_probes(), "original network")
+        candidates, bases = self._candidates(targets)
+        if plan is None:
+            assert not isinstance(self.options.ranks, Mapping)
+            plan = select(
+                list(candidates.values()),
+                fixed=self.survey.macs - sum(site.cost.dense for site in self.sites.values()),
+                speedup=self.options.speedup,
+                scheme=self.options.scheme,
+                method=self.options.ranks,
+            )
+        self._drop_dense(plan, targets)
+        fits = self._solve(plan, targets, bases)
+        reports = [
+            LayerReport(
+                name=name,
+                scheme=plan[name].scheme,
+                ranks=plan[name].ranks,
+                macs_before=site.cost.dense,
+                macs_after=candidates[name].macs(plan[name]),
+                energy=candidates[name].energy(plan[name]),
+                error=fits[name].error,
+            )
+            for name, site in self.sites.items()
+        ]
+        changes = [self._change(site, plan[name]) for name, site in self.sites.items()]
+        before = self.survey.macs
+        saved = sum(report.macs_before - report.macs_after for report in reports)
+        return Accelerated(
+            model=self.accelerated.to(home),
+            layers=reports,
+            skipped=_in_order(self.skipped, self.survey),
+            macs_before=before,
+            macs_after=before - saved,
+            parameters_before=_parameters(self.original),
+            parameters_after=_parameters(self.accelerated),
+            images=self.batches.images,
+            changes=changes,
+            options=self.options,
+            source=identify(self.original),
+        )
+
+    def _dense_probes(self) -> list[Probe]:
+        return [Probe(site, *folded(self.original, site, self.dtype)) for site in self.sites.values()]
+
+    def _responses(self, stream: nn.Module, probes: list[Probe], title: str) -> dict[str, Tensor]:
+        with self.reporter.stage(title, len(self.batches.items)) as stage:
+            return self._collect(stream, probes, stage.advance)
+
+    def _collect(self, stream: nn.Module, probes: list[Probe], step: Any) -> dict[str, Tensor]:
+        return collect(
+            stream,
+            self.batches,
+            probes,
+            samples=self.options.samples,
+            seed=self.options.seed,
+            device=self.device,
+            step=step,
+        )
+
+    def _candidates(
+        self, targets: dict[str, Tensor]
+    ) -> tuple[dict[str, Candidate], dict[str, SpatialBasis]]:
+        """The spectra ranks are chosen by."""
+        candidates: dict[str, Candidate] = {}
+        bases: dict[str, SpatialBasis] = {}
+        for name, site in self.sites.items():
+            spatial = channel = None
+            if self.options.scheme != "channel" and site.geometry.splits_spatially:
+                weight, _ = folded(self.original, site, self.dtype)
+                bases[name] = spatial_basis(weight)
+                spatial = Energies(bases[name].values.tolist())
+            if self.options.scheme != "spatial":
+                channel = Energies(spectrum(targets[name]).values[: site.geometry.channel_limit].tolist())
+            candidates[name] = Candidate(
+                name=name, geometry=site.geometry, cost=site.cost, channel=channel, spatial=spatial
+            )
+        return candidates, bases
+
+    def _drop_dense(self, plan: Plan, targets: dict[str, Tensor]) -> None:
+        for name in [name for name in self.sites if name not in plan]:
+            site = self.sites.pop(name)
+            del targets[name]
+            weights_only = self.options.scheme == "spatial" and not site.geometry.splits_spatially
+            self.skipped[name] = reasons.NOT_SPATIAL if weights_only else reasons.NOT_CHEAPER
+
+    def _solve(
+        self, plan: Plan, targets: dict[str, Tensor], bases: dict[str, SpatialBasis]
+    ) -> dict[str, Fit]:
+        """Every site, shallow to deep.
+
+        Asymmetric: a site's inputs come from the accelerated network as it stands when its turn comes. Symmetric:
+        from the original, all at once. The spatial scheme has nothing to fit; its error is measured at the end.
+        """
+        options = self.options
+        fits: dict[str, Fit] = {}
+        probes = {
+            name: Probe(site, *self._approximate_filters(site, plan[name], bases)) for name, site in self.sites.items()
+        }
+        spatial_only = options.scheme == "spatial"
+        live = options.asymmetric and not spatial_only
+        steps = len(self.sites) * (len(self.batches.items) + 1) if live else len(self.sites)
+        inputs: dict[str, Tensor] = {}
+        if not live and not spatial_only:
+            if options.scheme == "3d":
+                inputs = self._responses(self.original, list(probes.values()), "split filters")
+            else:
+                inputs = targets
+        with self.reporter.stage("solving", steps) as stage:
+            for number, (name, site) in enumerate(self.sites.items(), 1):
+                choice = plan[name]
+                if live:
+                    y = self._collect(self.accelerated, [probes[name]], stage.advance)[name]
+                else:
+                    y = targets[name] if spatial_only else inputs[name]
+                fits[name] = fit_site(
+                    site,
+                    choice,
+                    target=targets[name],
+                    y=y,
+                    filters=folded(self.original, site, self.dtype),
+                    basis=bases.get(name),
+                    solver=options.solver,
+                )
+                replace(self.accelerated, self._change(site, choice), fits[name].factors)
+                if not spatial_only:
+                    del targets[name]
+                stage.advance()
+                ranks = " x ".join(str(rank) for rank in choice.ranks)
+                stage.label(f"{number}/{len(self.sites)} {name} {choice.scheme} rank {ranks}")
+        if spatial_only:
+            seen = self._responses(self.accelerated, list(probes.values()), "measuring")
+            for name, site in self.sites.items():
+                fits[name] = Fit(fits[name].factors, measure(site, targets[name], seen[name]))
+        return fits
+
+    def _approximate_filters(
+        self, site: Site, choice: Choice, bases: dict[str, SpatialBasis]
+    ) -> tuple[Tensor, Tensor]:
+        """The filters whose responses the channel solver starts from: for 3d those of the spatial split."""
+        weight, bias = folded(self.original, site, self.dtype)
+        if choice.scheme in ("spatial", "3d"):
+            weight = bases[site.name].split(choice.ranks[0]).product()
+        return weight, bias
+
+    def _change(self, site: Site, choice: Choice) -> Change:
+        return Change(
+            name=site.name,
+            scheme=choice.scheme,
+            ranks=choice.ranks,
+            geometry=site.geometry,
+            batch_norm=site.batch_norm,
+        )
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise LeanconvError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise LeanconvError("model is a TorchScript module; give the nn.Module it was made from.")
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise LeanconvError(f"model is wrapped in {type(model).__name__}; give model.module.")
+    if type(model).__name__ == "OptimizedModule":
+        raise LeanconvError("model was made by torch.compile; give the module it was made from (model._orig_mod).")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            layer, _, kind = name.rpartition(".")
+            raise LeanconvError(
+                f"layer {layer!r} has NaN or infinite values in its {kind}; repair or retrain the network first."
+            )
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    tensor = next(model.parameters(), None)
+    return tensor.device if tensor is not None else torch.device("cpu")
+
+
+def _parse_device(device: torch.device | str) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LeanconvError(f"device={str(device)!r} cannot be used here ({reason}); try 'cpu'.") from None
+    return place
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise LeanconvError(
+            f"the model cannot be copied ({type(error).__name__}: {error}); copy.deepcopy(model) must work."
+        ) from error
+
+
+def _apply_skip(options: Options, found: Survey, sites: dict[str, Site], skipped: dict[str, str]) -> None:
+    known = [layer.name for layer in found.layers]
+    if options.skip is None:
+        by_hand_names = options.ranks if isinstance(options.ranks, Mapping) else ()
+        first = next((layer.name for layer in found.layers if layer.type != "Linear"), None)
+        if first in sites and first not in by_hand_names:
+            del sites[first]
+            skipped[first] = reasons.FIRST
+        return
+    for name in options.skip:
+        if name not in known and name not in skipped:
+            raise unknown_name(name, known, what="layer", where="skip")
+        if sites.pop(name, None) is not None:
+            skipped[name] = reasons.ASKED
+
+
+def _in_order(skipped: dict[str, str], found: Survey) -> dict[str, str]:
+    order = {layer.name: number for number, layer in enumerate(found.layers)}
+    return dict(sorted(skipped.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@contextmanager
+def _untouched_rng(seed: int) -> Iterator[None]:
+    """Run with fixed random states and put the user's back, whatever happens.
+
+    Loaders draw from all three generators; some networks draw in eval mode.
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

@@ -1,0 +1,1 @@
+"""Pushing images through a network and collecting responses at sampled positions."""

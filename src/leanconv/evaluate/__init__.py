@@ -1,0 +1,1 @@
+"""Measuring a network on data."""

@@ -1,0 +1,45 @@
+"""From an encoded picture to the tensor a network takes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as F
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocess:
+    """Shorter side to ``resize``, centre crop of ``size``, to [0, 1], normalise. ``transform``, a callable on PIL
+    images such as the preset that belongs to trained weights, replaces all of it."""
+
+    size: int = 224
+    resize: int = 256
+    channels: int = 3
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    transform: Callable[[Image.Image], Any] | None = None
+
+    def __call__(self, encoded: bytes) -> Tensor:
+        with Image.open(io.BytesIO(encoded)) as opened:
+            picture = opened.convert("L" if self.channels == 1 else "RGB")
+        if self.transform is not None:
+            result = self.transform(picture)
+            assert isinstance(result, Tensor)
+            return result
+        if picture.size != (self.size, self.size):
+            picture = F.resize(picture, [self.resize], interpolation=InterpolationMode.BILINEAR, antialias=True)
+            picture = F.center_crop(picture, [self.size, self.size])
+        tensor = F.to_tensor(picture)
+        mean = torch.tensor(self.mean[: self.channels])[:, None, None]
+        std = torch.tensor(self.std[: self.channels])[:, None, None]
+        return (tensor - mean) / std

@@ -1,0 +1,1 @@
+"""Networks: find the sites by observing one run, count cost, replace layers, describe the change and rebuild it."""

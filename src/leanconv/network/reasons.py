@@ -1,0 +1,39 @@
+"""Why a layer is left alone: every value ``result.skipped`` can take."""
+
+from __future__ import annotations
+
+FIRST = "the first convolution, kept by default (skip=[] includes it)"
+ASKED = "named in skip"
+NOT_NAMED = "not named in ranks"
+NOT_CHEAPER = "its factors would not be cheaper than the layer"
+NOT_SPATIAL = "no k x k filter to split (the spatial scheme needs k > 1 both ways)"
+UNUSED = "not used by the sample run"
+USED_AGAIN = "used more than once in one run"
+SHARED = "shares its weight with another layer"
+DEPTHWISE = "depthwise: one input channel a filter, nothing to reduce"
+GROUPED = "grouped convolution"
+TRANSPOSED = "transposed convolution"
+NOT_2D = "not a two-dimensional convolution"
+CUSTOM = "a subclass with its own forward"
+HOOKED = "carries hooks or a parametrization, so its weight is not a plain parameter"
+FUNCTION = "called as a function, not as a module"
+NOT_AT_PATH = "the network reaches it other than by calling the module at its path"
+
+ALL = (
+    FIRST,
+    ASKED,
+    NOT_NAMED,
+    NOT_CHEAPER,
+    NOT_SPATIAL,
+    UNUSED,
+    USED_AGAIN,
+    SHARED,
+    DEPTHWISE,
+    GROUPED,
+    TRANSPOSED,
+    NOT_2D,
+    CUSTOM,
+    HOOKED,
+    FUNCTION,
+    NOT_AT_PATH,
+)

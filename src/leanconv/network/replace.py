@@ -1,0 +1,158 @@
+"""Factors in place of a layer, at the same module path, made of plain torch modules.
+
+A *change* is the description of one replacement. It holds all that is needed to rebuild the modules; the weights
+travel in the state dict.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanconv.network.geometry import Geometry, Scheme
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """``ranks`` is (d',) for channel, (d'',) for spatial, (d'', d') for 3d."""
+
+    name: str
+    scheme: Scheme
+    ranks: tuple[int, ...]
+    geometry: Geometry
+    batch_norm: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "scheme": self.scheme,
+            "ranks": list(self.ranks),
+            "geometry": self.geometry.to_json(),
+            "batch_norm": self.batch_norm,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Change:
+        return cls(
+            name=data["name"],
+            scheme=data["scheme"],
+            ranks=tuple(data["ranks"]),
+            geometry=Geometry.from_json(data["geometry"]),
+            batch_norm=data["batch_norm"],
+        )
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Weights for the modules of a change, in order; ``bias`` belongs to the last one."""
+
+    weights: tuple[Tensor, ...]
+    bias: Tensor
+
+
+def factor_modules(change: Change) -> nn.Sequential:
+    """The modules of a change, weights not yet set."""
+    g = change.geometry
+    if g.kind == "linear":
+        (rank,) = change.ranks
+        return nn.Sequential(
+            OrderedDict(
+                reduce=nn.Linear(g.in_channels, rank, bias=False),
+                expand=nn.Linear(rank, g.out_channels),
+            )
+        )
+    if change.scheme == "channel":
+        (rank,) = change.ranks
+        return nn.Sequential(
+            OrderedDict(
+                reduce=nn.Conv2d(
+                    g.in_channels,
+                    rank,
+                    g.kernel,
+                    g.stride,
+                    g.padding,
+                    g.dilation,
+                    bias=False,
+                    padding_mode=g.padding_mode,
+                ),
+                expand=nn.Conv2d(rank, g.out_channels, 1),
+            )
+        )
+    spatial_rank = change.ranks[0]
+    vertical = _one_way(g, 0, g.in_channels, spatial_rank, bias=False)
+    if change.scheme == "spatial":
+        horizontal = _one_way(g, 1, spatial_rank, g.out_channels, bias=True)
+        return nn.Sequential(OrderedDict(vertical=vertical, horizontal=horizontal))
+    channel_rank = change.ranks[1]
+    return nn.Sequential(
+        OrderedDict(
+            vertical=vertical,
+            horizontal=_one_way(g, 1, spatial_rank, channel_rank, bias=False),
+            expand=nn.Conv2d(channel_rank, g.out_channels, 1),
+        )
+    )
+
+
+def _one_way(g: Geometry, axis: int, in_channels: int, out_channels: int, *, bias: bool) -> nn.Conv2d:
+    """A k x 1 (axis 0) or 1 x k (axis 1) convolution with that axis' stride, padding and dilation.
+
+    Exact for every padding mode: padding a column and filtering along it do not mix with the other axis (and the
+    vertical factor has no bias, so zero padding between the two is zero padding before both).
+    """
+
+    def along(values: tuple[int, int], neutral: int) -> tuple[int, int]:
+        return (values[0], neutral) if axis == 0 else (neutral, values[1])
+
+    return nn.Conv2d(
+        in_channels,
+        out_channels,
+        along(g.kernel, 1),
+        along(g.stride, 1),
+        g.padding if isinstance(g.padding, str) else along(g.padding, 0),
+        along(g.dilation, 1),
+        bias=bias,
+        padding_mode=g.padding_mode,
+    )
+
+
+def replace(model: nn.Module, change: Change, factors: Factors | None = None) -> None:
+    """Put the factors in place of the layer, and nothing in place of the batch norm folded into them."""
+    old = model.get_submodule(change.name)
+    assert isinstance(old.weight, Tensor)
+    with torch.device(old.weight.device):
+        new = factor_modules(change)
+    new.to(old.weight.dtype)
+    if factors is not None:
+        with torch.no_grad():
+            for module, weight in zip(new, factors.weights, strict=True):
+                target = module.weight
+                assert isinstance(target, Tensor)
+                target.copy_(weight.reshape(target.shape))
+            last_bias = new[-1].bias
+            assert isinstance(last_bias, Tensor)
+            last_bias.copy_(factors.bias)
+    if _channels_last(old.weight):
+        new.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    new.requires_grad_(old.weight.requires_grad)
+    new.train(old.training)
+    put(model, change.name, new)
+    if change.batch_norm is not None:
+        put(model, change.batch_norm, nn.Identity())
+
+
+def _channels_last(weight: Tensor) -> bool:
+    return (
+        weight.dim() == 4
+        and weight.is_contiguous(memory_format=torch.channels_last)
+        and not weight.is_contiguous()
+    )
+
+
+def put(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Make ``module`` the submodule at ``path``."""
+    parent_path, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(parent_path), leaf, module)

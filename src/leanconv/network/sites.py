@@ -1,0 +1,60 @@
+"""What was seen of a network: its layers, and among them the sites that can be accelerated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from leanconv.network.geometry import Cost, Geometry, Pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationSpec:
+    """An activation by the name ``solve.activation`` knows, with its parameters."""
+
+    name: str = "identity"
+    parameters: dict[str, float | Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One convolution or linear layer as it ran: sizes are of one image (1 x rows for a Linear)."""
+
+    name: str
+    type: str
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    groups: int
+    out_size: tuple[int, ...]
+    macs: int
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A layer together with what follows it up to its activation."""
+
+    name: str
+    geometry: Geometry
+    in_size: Pair
+    out_size: Pair
+    cost: Cost
+    batch_norm: str | None
+    activation: ActivationSpec
+    index: int  # order of execution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """One observed run: every layer that counts, in order of execution, the sites, and why the rest are none."""
+
+    layers: tuple[Layer, ...]
+    sites: tuple[Site, ...]
+    skipped: dict[str, str]
+
+    @property
+    def macs(self) -> int:
+        return sum(layer.macs for layer in self.layers)

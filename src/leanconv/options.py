@@ -1,0 +1,106 @@
+"""What ``accelerate`` was asked to do, checked in one place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from leanconv.errors import LeanconvError, listing
+from leanconv.network.geometry import SCHEMES, Scheme
+
+Solver = Literal["linear", "nonlinear"]
+Layers = Literal["conv", "all"]
+
+SOLVERS = ("linear", "nonlinear")
+RANKS = ("uniform", "energy")
+LAYERS = ("conv", "all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The arguments of one call. ``ranks`` is a method or a mapping of layer to rank; ``skip`` None is the default."""
+
+    speedup: float
+    scheme: Scheme
+    solver: Solver
+    asymmetric: bool
+    ranks: Literal["uniform", "energy"] | Mapping[str, Any]
+    skip: tuple[str, ...] | None
+    layers: Layers
+    samples: int
+    seed: int
+
+    @classmethod
+    def check(
+        cls,
+        *,
+        speedup: Any,
+        scheme: Any,
+        solver: Any,
+        asymmetric: Any,
+        ranks: Any,
+        skip: Any,
+        layers: Any,
+        samples: Any,
+        seed: Any,
+    ) -> Options:
+        """Options from raw arguments, or a LeanconvError that names the wrong one."""
+        _one_of("scheme", scheme, SCHEMES)
+        _one_of("solver", solver, SOLVERS)
+        _one_of("layers", layers, LAYERS)
+        if not isinstance(ranks, Mapping):
+            if ranks == "latency":
+                raise LeanconvError(
+                    "ranks='latency' is not available in this version; use 'energy', 'uniform' or {'layer': rank}."
+                )
+            _one_of("ranks", ranks, RANKS, "or a dict {'layer': rank}")
+            _check_speedup(speedup)
+        _whole("samples", samples, 1)
+        _whole("seed", seed, 0)
+        return cls(
+            speedup=float(speedup) if not isinstance(ranks, Mapping) else math.nan,
+            scheme=scheme,
+            solver=solver,
+            asymmetric=bool(asymmetric),
+            ranks=dict(ranks) if isinstance(ranks, Mapping) else ranks,
+            skip=None if skip is None else _names(skip),
+            layers=layers,
+            samples=samples,
+            seed=seed,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        data = dict(vars(self))
+        data["speedup"] = None if math.isnan(self.speedup) else self.speedup
+        data["skip"] = None if self.skip is None else list(self.skip)
+        if isinstance(self.ranks, Mapping):
+            data["ranks"] = {k: list(v) if isinstance(v, (tuple, list)) else v for k, v in self.ranks.items()}
+        return data
+
+
+def _one_of(name: str, value: Any, allowed: Iterable[str], also: str = "") -> None:
+    if not isinstance(value, str) or value not in allowed:
+        words = listing([repr(item) for item in allowed]) + (f" {also}" if also else "")
+        raise LeanconvError(f"{name}={value!r} is not known; use {words}.")
+
+
+def _check_speedup(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 1:
+        raise LeanconvError(f"speedup={value!r} must be a number above 1, for example 4.0.")
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise LeanconvError(f"{name}={value!r} must be a whole number, {least} or more.")
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise LeanconvError(f"skip={value!r} is one string; give a list of layer names: [{value!r}].")
+    names = tuple(value)
+    for name in names:
+        if not isinstance(name, str):
+            raise LeanconvError(f"skip contains {name!r}; give layer names as strings.")
+    return names

@@ -1,0 +1,99 @@
+"""What ``accelerate`` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from leanconv.network.geometry import Scheme
+from leanconv.network.replace import Change
+from leanconv.network.source import Source
+from leanconv.options import Options
+from leanconv.table import table
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerReport:
+    """One accelerated layer.
+
+    ``ranks`` is (d',) for channel, (d'',) for spatial, (d'', d') for 3d. MACs are of one image. ``energy`` is the
+    share of response variance kept (of filter energy for the spatial scheme); ``error`` is
+    ||r(y) - r(y~)|| / ||r(y)|| at the sampled positions, with the inputs the layer was fitted to.
+    """
+
+    name: str
+    scheme: Scheme
+    ranks: tuple[int, ...]
+    macs_before: int
+    macs_after: int
+    energy: float
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerated:
+    """The accelerated network and what was done to get it."""
+
+    model: nn.Module
+    layers: list[LayerReport]
+    skipped: dict[str, str]
+    macs_before: int
+    macs_after: int
+    parameters_before: int
+    parameters_after: int
+    images: int
+    changes: list[Change]
+    options: Options
+    source: Source
+
+    @property
+    def speedup(self) -> float:
+        """MACs before / after, of every layer that counts, skipped ones included."""
+        return self.macs_before / self.macs_after
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``model.safetensors`` and ``leanconv.json`` into a new ``folder``; all or nothing."""
+        from leanconv.storage import save
+
+        return save(self, Path(folder))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the weights, as plain data."""
+        return {
+            "speedup": self.speedup,
+            "macs_before": self.macs_before,
+            "macs_after": self.macs_after,
+            "parameters_before": self.parameters_before,
+            "parameters_after": self.parameters_after,
+            "images": self.images,
+            "layers": [{**vars(layer), "ranks": list(layer.ranks)} for layer in self.layers],
+            "skipped": dict(self.skipped),
+            "options": self.options.to_json(),
+            "source": self.source.to_json(),
+        }
+
+    def __str__(self) -> str:
+        rows = [
+            [
+                layer.name,
+                layer.scheme,
+                " x ".join(str(rank) for rank in layer.ranks),
+                f"{layer.macs_before / 1e6:.2f}",
+                f"{layer.macs_after / 1e6:.2f}",
+                f"{layer.macs_before / layer.macs_after:.2f}x",
+                f"{100 * layer.energy:.1f}%",
+                f"{layer.error:.3f}",
+            ]
+            for layer in self.layers
+        ]
+        heads = ["layer", "scheme", "ranks", "MMACs", "after", "ratio", "energy", "error"]
+        lines = [table(heads, rows, left=2)]
+        lines += [f"left alone: {name} ({why})" for name, why in self.skipped.items()]
+        lines.append(
+            f"{self.speedup:.3f}x fewer MACs: {self.macs_before / 1e6:.1f} M -> {self.macs_after / 1e6:.1f} M; "
+            f"parameters {self.parameters_before / 1e6:.2f} M -> {self.parameters_after / 1e6:.2f} M"
+        )
+        return "\n".join(lines)

@@ -1,0 +1,29 @@
+"""The mathematics: functions from tensors to tensors. Nothing here knows what a network is.
+
+Samples are rows: responses ``y`` are ``n x d`` (n samples of d filters). Products over samples that end in an
+inverse or an eigenproblem are accumulated in float64; results come back in the dtype of the samples.
+"""
+
+from leanconv.solve.activations import Activation, activation
+from leanconv.solve.low_rank import LowRank
+from leanconv.solve.moments import Moments
+from leanconv.solve.nonlinear import NonlinearFit, nonlinear
+from leanconv.solve.pca import Spectrum, pca, spectrum
+from leanconv.solve.reduced_rank import reduced_rank
+from leanconv.solve.spatial import SpatialBasis, SpatialFactors, spatial_basis
+
+__all__ = [
+    "Activation",
+    "LowRank",
+    "Moments",
+    "NonlinearFit",
+    "SpatialBasis",
+    "SpatialFactors",
+    "Spectrum",
+    "activation",
+    "nonlinear",
+    "pca",
+    "reduced_rank",
+    "spatial_basis",
+    "spectrum",
+]

@@ -1,0 +1,160 @@
+"""Low rank through the activation: the alternating solver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leanconv.solve.activations import Activation
+from leanconv.solve.low_rank import LowRank
+from leanconv.solve.moments import chunks
+from leanconv.solve.reduced_rank import Regressor, leading_subspace, reduced_rank
+
+# (lambda, iterations): the paper's continuation.
+SCHEDULE = ((0.01, 25), (1.0, 25))
+
+# The true error is looked at this often; on a GPU each look waits for the device.
+CHECK_EVERY = 5
+
+# Steps of orthogonal iteration an alternation takes from the subspace of the one before.
+SUBSPACE_STEPS = 2
+
+# Chunks summed in the dtype of the samples before they join the float64 sum.
+FLUSH_EVERY = 8
+
+
+@dataclass(frozen=True)
+class NonlinearFit:
+    """``map`` is the best seen; ``errors`` the true squared errors at each check, the linear start first."""
+
+    map: LowRank
+    errors: tuple[float, ...]
+    iterations: int
+
+    @property
+    def error(self) -> float:
+        return min(self.errors)
+
+
+def nonlinear(
+    target: Tensor,
+    y: Tensor,
+    rank: int,
+    activation: Activation,
+    *,
+    schedule: tuple[tuple[float, int], ...] = SCHEDULE,
+    tolerance: float | None = 1e-3,
+) -> NonlinearFit:
+    """min over M of the given rank, b: sum ||r(t_i) - r(M y_i + b)||^2, for ``target`` t and ``y`` n x d.
+
+    Relaxed with auxiliary z_i (``method.md``), alternating (i) reduced-rank regression of z on y and (ii) the
+    z-step, from the linear solution. Symmetric when ``target`` is ``y``. A phase of the schedule ends early when
+    the true error, looked at every 5 iterations, falls by less than ``tolerance`` relative; None never stops.
+    The map returned is the one with the smallest true error of all those looked at, so it is never worse than
+    the linear start.
+
+    Step (i) needs the leading eigenvectors of a matrix that hardly moves between iterations. Two steps of
+    orthogonal iteration from the previous ones never raise the relaxed error (the trace they capture cannot
+    fall) and cost a quarter of an eigendecomposition; the last iteration of each phase is exact.
+
+    Cost an iteration: n d (d + 2 rank) multiply-adds, the z-step and O(d^2 rank).
+    """
+    regressor = Regressor.of(y)
+    activated = activation(target)
+    current = best = reduced_rank(target, y, rank, regressor)
+    best_error = float("inf")
+    errors: list[float] = []
+    done = 0
+
+    def look(squared: Tensor) -> float:
+        nonlocal best, best_error
+        errors.append(float(squared))
+        if errors[-1] < best_error:
+            best, best_error = current, errors[-1]
+        return errors[-1]
+
+    for weight, iterations in schedule:
+        last: float | None = None
+        u = current.p.to(torch.float64)
+        for step in range(iterations):
+            looking = step % CHECK_EVERY == 0
+            by_y, total, squared = _z_sweep(
+                current, target, activated, y, activation, weight, measure=looking
+            )
+            if looking:
+                error = look(squared)
+                if tolerance is not None and last is not None and last - error <= tolerance * last:
+                    break
+                last = error
+            z_mean = regressor.mean + total / len(y)
+            by_y -= torch.outer(total, regressor.mean)
+            a = regressor.whitened(by_y)
+            if step == iterations - 1:
+                u = leading_subspace(a, rank)
+            else:
+                u = _advance(a, u)
+            current = regressor.solution(u, a, z_mean, y.dtype)
+            done += 1
+    look(_squared_error(current, activated, y, activation))
+    return NonlinearFit(best, tuple(errors), done)
+
+
+def _z_sweep(
+    current: LowRank,
+    target: Tensor,
+    activated: Tensor,
+    y: Tensor,
+    activation: Activation,
+    weight: float,
+    *,
+    measure: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One pass over the samples: sum (z - y) y^T, sum (z - y) and, if asked, sum ||r(t) - r(M y + b)||^2.
+
+    z is never stored: a chunk is made in a reused buffer, used and dropped while it is in cache. Products and the
+    sums of a few chunks are in the dtype of the samples (the difference z - y is small), the rest in float64.
+    """
+    width = y.shape[1]
+    by_y = torch.zeros(width, width, dtype=torch.float64, device=y.device)
+    total = torch.zeros(width, dtype=torch.float64, device=y.device)
+    squared = torch.zeros((), dtype=torch.float64, device=y.device)
+    partial = torch.zeros(width, width, dtype=y.dtype, device=y.device)
+    spans = list(chunks(len(y), y.device))
+    rows_at_most = spans[0].stop
+    hidden_buffer = y.new_empty(rows_at_most, current.q.shape[1])
+    v_buffer = y.new_empty(rows_at_most, width)
+    expand = current.p.T.contiguous()
+    for number, rows in enumerate(spans):
+        size = rows.stop - rows.start
+        hidden = torch.mm(y[rows], current.q, out=hidden_buffer[:size])
+        v = torch.addmm(current.b, hidden, expand, out=v_buffer[:size])
+        if measure:
+            squared += _squared_distance(activation(v), activated[rows])
+        difference = activation.z_step(target[rows], activated[rows], v, weight).sub_(y[rows])
+        partial.addmm_(difference.T, y[rows])
+        total += difference.sum(0)
+        if number % FLUSH_EVERY == FLUSH_EVERY - 1 or number == len(spans) - 1:
+            by_y += partial
+            partial.zero_()
+    return by_y, total, squared
+
+
+def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
+    """sum ||a_i - b_i||^2, float64. Rows are summed in their own dtype first."""
+    return torch.linalg.vector_norm(a - b, dim=1).to(torch.float64).square().sum()
+
+
+def _squared_error(fitted: LowRank, activated: Tensor, y: Tensor, activation: Activation) -> Tensor:
+    squared = torch.zeros((), dtype=torch.float64, device=y.device)
+    for rows in chunks(len(y), y.device):
+        squared += _squared_distance(activation(fitted(y[rows])), activated[rows])
+    return squared
+
+
+def _advance(a: Tensor, u: Tensor) -> Tensor:
+    """Orthogonal iteration on A A^T from the orthonormal columns ``u``."""
+    for _ in range(SUBSPACE_STEPS):
+        u, _ = torch.linalg.qr(a @ (a.T @ u))
+    return u

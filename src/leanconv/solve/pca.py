@@ -1,0 +1,38 @@
+"""Principal components of responses: the linear, symmetric solution and the energies ranks are chosen by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leanconv.solve.low_rank import LowRank
+from leanconv.solve.moments import Moments
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues (d, falling, >= 0) and eigenvectors (columns of d x d) of a response covariance, float64."""
+
+    values: Tensor
+    vectors: Tensor
+    mean: Tensor
+
+
+def spectrum(y: Tensor) -> Spectrum:
+    """Eigendecomposition of the covariance of ``y`` (n x d). Cost n d^2 + O(d^3)."""
+    moments = Moments.of(y)
+    values, vectors = torch.linalg.eigh(moments.scatter / max(moments.count, 1))
+    return Spectrum(values.flip(0).clamp_min(0.0), vectors.flip(1), moments.mean)
+
+
+def pca(y: Tensor, rank: int) -> LowRank:
+    """Linear, symmetric: M = U U^T with U the leading ``rank`` eigenvectors, b = mean - M mean.
+
+    The squared error equals the sum of the eigenvalues left out, times n.
+    """
+    found = spectrum(y)
+    u = found.vectors[:, :rank]
+    b = found.mean - u @ (u.T @ found.mean)
+    return LowRank(u.to(y.dtype), u.to(y.dtype), b.to(y.dtype))

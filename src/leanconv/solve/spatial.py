@@ -1,0 +1,60 @@
+"""Jaderberg's spatial split of k x k filters into k x 1 and 1 x k, by filter reconstruction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SpatialFactors:
+    """``vertical``: rank x c x kh x 1, then ``horizontal``: d x rank x 1 x kw."""
+
+    vertical: Tensor
+    horizontal: Tensor
+
+    def product(self) -> Tensor:
+        """The d x c x kh x kw filters the pair is equal to."""
+        return torch.einsum("rci,drj->dcij", self.vertical[..., 0], self.horizontal[:, :, 0])
+
+
+@dataclass(frozen=True)
+class SpatialBasis:
+    """The filter matrix of a layer (c kh x d kw), its left singular vectors and squared singular values."""
+
+    matrix: Tensor
+    vectors: Tensor
+    values: Tensor
+    shape: tuple[int, int, int, int]
+    dtype: torch.dtype
+
+    def split(self, rank: int) -> SpatialFactors:
+        """Truncate to ``rank``. Singular values are shared evenly, so both factors survive half precision."""
+        d, c, kh, kw = self.shape
+        u = self.vectors[:, :rank]
+        rest = u.T @ self.matrix
+        balance = rest.norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+        vertical = (u * balance).T.reshape(rank, c, kh, 1)
+        horizontal = (rest / balance[:, None]).reshape(rank, d, kw).permute(1, 0, 2)[:, :, None]
+        return SpatialFactors(vertical.to(self.dtype), horizontal.contiguous().to(self.dtype))
+
+
+def spatial_basis(weight: Tensor) -> SpatialBasis:
+    """Decompose ``weight`` (d x c x kh x kw). Cost O((c kh)^2 (c kh + d kw)).
+
+    Left singular vectors come from the smaller Gram matrix in float64: the truncation U U^T A is what is needed,
+    it is exact at full rank, and the eigenproblem is several times cheaper than the SVD.
+    """
+    d, c, kh, kw = weight.shape
+    matrix = weight.to(torch.float64).permute(1, 2, 0, 3).reshape(c * kh, d * kw)
+    if c * kh <= d * kw:
+        values, vectors = torch.linalg.eigh(matrix @ matrix.T)
+        values, vectors = values.flip(0), vectors.flip(1)
+    else:
+        values, right = torch.linalg.eigh(matrix.T @ matrix)
+        values = values.flip(0)
+        # A V = U S; QR instead of dividing by S keeps the columns of vanishing singular values orthonormal.
+        vectors, _ = torch.linalg.qr(matrix @ right.flip(1))
+    return SpatialBasis(matrix, vectors, values.clamp_min(0.0), (d, c, kh, kw), weight.dtype)

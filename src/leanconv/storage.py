@@ -1,0 +1,241 @@
+"""A saved result: ``model.safetensors`` and ``leanconv.json``. Nothing is pickled and nothing named in a file is run.
+
+A folder appears whole or not at all: it is written beside its place and renamed into it. The JSON carries the
+checksum of the weights and of itself, so a damaged or edited folder is refused by name instead of loading wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from leanconv._version import __version__
+from leanconv.errors import LeanconvError, listing
+from leanconv.network.replace import Change, replace
+from leanconv.network.source import Source, build
+from leanconv.options import Options
+from leanconv.result import Accelerated, LayerReport
+
+FORMAT = "leanconv"
+VERSION = 1
+DESCRIPTION = "leanconv.json"
+WEIGHTS = "model.safetensors"
+
+
+def save(result: Accelerated, folder: Path) -> Path:
+    """Write ``result`` to ``folder``, which must not exist yet."""
+    check_new(folder)
+    _clear_leftovers(folder)
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        part.mkdir(parents=True)
+        weights = part / WEIGHTS
+        safetensors.torch.save_file(_tensors(result.model), weights)
+        data = {
+            "format": FORMAT,
+            "version": VERSION,
+            "made_with": {"leanconv": __version__, "torch": torch.__version__},
+            **result.to_json(),
+            "changes": [change.to_json() for change in result.changes],
+            "weights": {"file": WEIGHTS, "bytes": weights.stat().st_size, "sha256": _sha256(weights)},
+        }
+        data["sha256"] = _digest(data)
+        (part / DESCRIPTION).write_text(json.dumps(data, indent=1) + "\n")
+        for path in (weights, part / DESCRIPTION):
+            _flush(path)
+        os.rename(part, folder)
+    except BaseException as error:
+        shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            raise _exists(folder) from None
+        # safetensors reports a full disk in an error of its own.
+        if isinstance(error, (OSError, safetensors.SafetensorError)):
+            said = getattr(error, "strerror", None) or str(error)
+            raise LeanconvError(
+                f"cannot write {str(folder)!r}: {said}; nothing was left behind, choose another place."
+            ) from error
+        raise
+    return folder
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a place that cannot take a new folder, before any work is done for it."""
+    if folder.exists() or folder.is_symlink():
+        raise _exists(folder)
+    parent = next(place for place in folder.absolute().parents if place.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise LeanconvError(f"cannot write {str(folder)!r}: {str(parent)!r} is not a folder you may write to.")
+
+
+def _exists(folder: Path) -> LeanconvError:
+    return LeanconvError(f"{str(folder)!r} exists already; choose another name or remove it first.")
+
+
+def _clear_leftovers(folder: Path) -> None:
+    """Remove what a killed process left of the same folder."""
+    for left in folder.parent.glob(f".{folder.name}.*.part"):
+        owner = left.name.split(".")[-2]
+        if owner.isdigit() and not _alive(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict, every tensor with memory of its own: tied weights are written once a name."""
+    return {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
+
+
+def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """The accelerated network saved in ``folder``, in eval mode on the CPU, with the weights that were saved.
+
+    ``model``: the original network, with any weights, where leanconv cannot build it by name. It is not modified.
+    """
+    return load_result(folder, model).model
+
+
+def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerated:
+    """Like ``load``, with everything that was known when it was saved."""
+    folder = Path(folder)
+    data = read_description(folder)
+    weights = _weights(folder, data)
+    try:
+        source = Source.from_json(data["source"])
+        changes = [Change.from_json(change) for change in data["changes"]]
+        options = Options(**{**data["options"], "speedup": data["options"]["speedup"] or float("nan")})
+        layers = [LayerReport(**{**layer, "ranks": tuple(layer["ranks"])}) for layer in data["layers"]]
+    except (KeyError, TypeError) as error:
+        raise LeanconvError(
+            f"{str(folder / DESCRIPTION)!r} lacks or garbles {error}; save the network again."
+        ) from None
+    network = _fresh(source, model)
+    for change in changes:
+        try:
+            replace(network, change)
+        except AttributeError:
+            raise LeanconvError(
+                f"the model given has no layer {change.name!r}; {str(folder)!r} was made from {source.name!r}, give "
+                "a network of the same architecture."
+            ) from None
+    _fill(network, weights, folder, source)
+    return Accelerated(
+        model=network.eval(),
+        layers=layers,
+        skipped=data["skipped"],
+        macs_before=data["macs_before"],
+        macs_after=data["macs_after"],
+        parameters_before=data["parameters_before"],
+        parameters_after=data["parameters_after"],
+        images=data["images"],
+        changes=changes,
+        options=options,
+        source=source,
+    )
+
+
+def _fresh(source: Source, model: nn.Module | None) -> nn.Module:
+    if model is not None:
+        return copy.deepcopy(model).cpu()
+    with torch.random.fork_rng(devices=[]):
+        return build(source)
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The checked content of ``leanconv.json``."""
+    path = folder / DESCRIPTION
+    if not folder.is_dir():
+        raise LeanconvError(f"{str(folder)!r} is not a folder; give one that result.save() wrote.")
+    if not path.is_file():
+        raise LeanconvError(f"{str(folder)!r} has no {DESCRIPTION}; give a folder that result.save() wrote.")
+    try:
+        data = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise LeanconvError(f"{str(path)!r} is damaged ({error}); save the network again.") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise LeanconvError(f"{str(path)!r} is not a leanconv description.")
+    if data.get("version") != VERSION:
+        raise LeanconvError(
+            f"{str(path)!r} has version {data.get('version')!r}, this leanconv reads {VERSION}; use the release that "
+            "wrote it or save the network again."
+        )
+    stated = data.pop("sha256", None)
+    if stated != _digest(data):
+        raise LeanconvError(f"{str(path)!r} was changed after it was saved; save the network again.")
+    return data
+
+
+def _weights(folder: Path, data: dict[str, Any]) -> dict[str, Tensor]:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise LeanconvError(f"{str(folder)!r} has no {WEIGHTS}; copy the whole folder or save the network again.")
+    size = path.stat().st_size
+    if size != data["weights"]["bytes"]:
+        raise LeanconvError(
+            f"{str(path)!r} has {size} bytes, {data['weights']['bytes']} were saved; it is truncated or another file, "
+            "copy it again."
+        )
+    if _sha256(path) != data["weights"]["sha256"]:
+        raise LeanconvError(f"{str(path)!r} was changed after it was saved (checksum differs); copy it again.")
+    return safetensors.torch.load_file(path)
+
+
+def _fill(network: nn.Module, weights: dict[str, Tensor], folder: Path, source: Source) -> None:
+    """Put the saved tensors in, in the dtype they were saved in."""
+    state = network.state_dict()
+    wrong = sorted(
+        set(state) ^ set(weights) | {k for k in set(state) & set(weights) if state[k].shape != weights[k].shape}
+    )
+    if wrong:
+        raise LeanconvError(
+            f"the network built does not fit {str(folder)!r} (made from {source.name!r}): {listing(wrong, 3)} differ; "
+            "give a network of the same architecture."
+        )
+    for module in network.modules():
+        for store in (module._parameters, module._buffers):
+            for key, tensor in store.items():
+                if tensor is not None and tensor.is_floating_point():
+                    tensor.data = tensor.data.to(_saved_dtype(network, module, key, weights, tensor))
+    network.load_state_dict(weights)
+
+
+def _saved_dtype(
+    network: nn.Module, module: nn.Module, key: str, weights: dict[str, Tensor], tensor: Tensor
+) -> torch.dtype:
+    path = next(name for name, candidate in network.named_modules() if candidate is module)
+    saved = weights.get(f"{path}.{key}" if path else key)
+    return tensor.dtype if saved is None else saved.dtype
+
+
+def _digest(data: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
