@@ -112,7 +112,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             )
             print(
                 f"{speedup:g}x {name:24s} top-1 {100 * found.top1:5.1f} top-5 {100 * found.top5:5.1f} "
-                f"({100 * (found.top5 - base.top5):+5.1f})  agreement {100 * rows[-1]['agreement']:5.1f}  {seconds:6.1f} s",
+                f"({100 * (found.top5 - base.top5):+5.1f})  agreement {100 * rows[-1]['agreement']:5.1f}  "
+                f"{seconds:6.1f} s",
                 flush=True,
             )
     return {

@@ -217,9 +217,7 @@ class _Job:
             step=step,
         )
 
-    def _candidates(
-        self, targets: dict[str, Tensor]
-    ) -> tuple[dict[str, Candidate], dict[str, SpatialBasis]]:
+    def _candidates(self, targets: dict[str, Tensor]) -> tuple[dict[str, Candidate], dict[str, SpatialBasis]]:
         """The spectra ranks are chosen by."""
         candidates: dict[str, Candidate] = {}
         bases: dict[str, SpatialBasis] = {}
@@ -243,9 +241,7 @@ class _Job:
             weights_only = self.options.scheme == "spatial" and not site.geometry.splits_spatially
             self.skipped[name] = reasons.NOT_SPATIAL if weights_only else reasons.NOT_CHEAPER
 
-    def _solve(
-        self, plan: Plan, targets: dict[str, Tensor], bases: dict[str, SpatialBasis]
-    ) -> dict[str, Fit]:
+    def _solve(self, plan: Plan, targets: dict[str, Tensor], bases: dict[str, SpatialBasis]) -> dict[str, Fit]:
         """Every site, shallow to deep.
 
         Asymmetric: a site's inputs come from the accelerated network as it stands when its turn comes. Symmetric:
@@ -293,9 +289,7 @@ class _Job:
                 fits[name] = Fit(fits[name].factors, measure(site, targets[name], seen[name]))
         return fits
 
-    def _approximate_filters(
-        self, site: Site, choice: Choice, bases: dict[str, SpatialBasis]
-    ) -> tuple[Tensor, Tensor]:
+    def _approximate_filters(self, site: Site, choice: Choice, bases: dict[str, SpatialBasis]) -> tuple[Tensor, Tensor]:
         """The filters whose responses the channel solver starts from: for 3d those of the spatial split."""
         weight, bias = folded(self.original, site, self.dtype)
         if choice.scheme in ("spatial", "3d"):

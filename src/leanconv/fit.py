@@ -72,8 +72,7 @@ def _project(q: Tensor, weight: Tensor) -> Tensor:
 
 def site_activation(site: Site, like: Tensor) -> Activation:
     parameters = {
-        key: value.to(like) if isinstance(value, Tensor) else value
-        for key, value in site.activation.parameters.items()
+        key: value.to(like) if isinstance(value, Tensor) else value for key, value in site.activation.parameters.items()
     }
     return activation(site.activation.name, **parameters)
 

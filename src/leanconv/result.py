@@ -48,6 +48,7 @@ class Accelerated:
     changes: list[Change]
     options: Options
     source: Source
+    preprocess: dict[str, Any] | None = None  # how the command line read the images
 
     @property
     def speedup(self) -> float:
@@ -73,6 +74,7 @@ class Accelerated:
             "skipped": dict(self.skipped),
             "options": self.options.to_json(),
             "source": self.source.to_json(),
+            "preprocess": self.preprocess,
         }
 
     def __str__(self) -> str:

@@ -153,6 +153,7 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
         changes=changes,
         options=options,
         source=source,
+        preprocess=data["preprocess"],
     )
 
 

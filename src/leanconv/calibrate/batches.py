@@ -31,9 +31,7 @@ def take(images: Iterable[Any]) -> Batches:
     """Read ``images`` once. A shuffling or augmenting loader would give other pictures the second time."""
     if isinstance(images, Tensor):
         if images.dim() < 2:
-            raise LeanconvError(
-                f"images is a tensor of shape {tuple(images.shape)}; give batches, N x C x H x W."
-            )
+            raise LeanconvError(f"images is a tensor of shape {tuple(images.shape)}; give batches, N x C x H x W.")
         images = images.split(CUT)
     try:
         iterator = iter(images)

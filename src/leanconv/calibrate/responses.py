@@ -100,9 +100,7 @@ def _out_length(length: int, kernel: int, stride: int, dilation: int) -> int:
 
 
 @contextmanager
-def _captured(
-    model: nn.Module, probes: Sequence[Probe], capture: Callable[[Probe, Tensor], None]
-) -> Iterator[None]:
+def _captured(model: nn.Module, probes: Sequence[Probe], capture: Callable[[Probe, Tensor], None]) -> Iterator[None]:
     """Hooks at the probes' layers (or what stands in their place); they come off on any error."""
     handles = []
     for probe in probes:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
+from leanconv.evaluate.labels import ClassIndices
+from leanconv.images.find import Picture
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,31 @@ def logits_of(model: nn.Module, batches: Iterable[Tensor], device: torch.device 
     finally:
         model.train(training)
     return torch.cat(found)
+
+
+def logits_and_labels(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, list[Picture]]],
+    classes: ClassIndices,
+    device: torch.device | str,
+    *,
+    step: Callable[[], None] = lambda: None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs and true classes of labelled pictures, as they are read. Labels are checked at the first batch."""
+    model = model.to(device).eval()
+    found: list[Tensor] = []
+    labels: list[int] = []
+    with torch.no_grad():
+        for batch, pictures in batches:
+            scores = class_scores(model(batch.to(device))).float().cpu()
+            if not found:
+                classes.check(scores.shape[1])
+            found.append(scores)
+            labels += [classes[picture.label or ""] for picture in pictures]
+            step()
+    if not found:
+        raise LeanconvError("none of the images could be read; repair or replace them.")
+    return torch.cat(found), torch.tensor(labels)
 
 
 def class_scores(output: object) -> Tensor:

@@ -57,8 +57,7 @@ def _in_folder(root: Path) -> list[Picture]:
     for path in root.rglob("*"):
         if path.is_file() and _is_picture(path):
             relative = path.relative_to(root)
-            label = relative.parts[0] if len(relative.parts) > 1 else None
-            found.append(Picture(str(path), relative.as_posix(), label))
+            found.append(Picture(str(path), relative.as_posix(), relative.parent.name or None))
     return found
 
 
@@ -74,7 +73,6 @@ def _in_tar(path: Path) -> list[Picture]:
         ) from None
     found = []
     for member in members:
-        parents = PurePosixPath(member.name).parts[:-1]
-        label = parents[-1] if parents else None
+        label = PurePosixPath(member.name).parent.name or None
         found.append(Picture(str(path), member.name, label, member.offset_data, member.size))
     return found

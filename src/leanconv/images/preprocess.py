@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torchvision
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
@@ -29,6 +30,31 @@ class Preprocess:
     std: tuple[float, ...] = IMAGENET_STD
     transform: Callable[[Image.Image], Any] | None = None
 
+    def to_json(self, preset: str | None = None) -> dict[str, Any]:
+        """Plain data. ``preset`` is torchvision's name of the transform, where there is one."""
+        return {
+            "preset": preset if self.transform is not None else None,
+            "size": self.size,
+            "resize": self.resize,
+            "channels": self.channels,
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Preprocess:
+        transform = None
+        if data["preset"] is not None:
+            transform = torchvision.models.get_weight(data["preset"]).transforms()
+        return cls(
+            size=data["size"],
+            resize=data["resize"],
+            channels=data["channels"],
+            mean=tuple(data["mean"]),
+            std=tuple(data["std"]),
+            transform=transform,
+        )
+
     def __call__(self, encoded: bytes) -> Tensor:
         with Image.open(io.BytesIO(encoded)) as opened:
             picture = opened.convert("L" if self.channels == 1 else "RGB")
@@ -42,4 +68,5 @@ class Preprocess:
         tensor = F.to_tensor(picture)
         mean = torch.tensor(self.mean[: self.channels])[:, None, None]
         std = torch.tensor(self.std[: self.channels])[:, None, None]
-        return (tensor - mean) / std
+        normalised: Tensor = (tensor - mean) / std
+        return normalised

@@ -22,7 +22,8 @@ def folded(model: nn.Module, site: Site, dtype: torch.dtype) -> tuple[Tensor, Te
     if site.batch_norm is not None:
         norm = model.get_submodule(site.batch_norm)
         mean, var = norm.running_mean, norm.running_var
-        assert isinstance(mean, Tensor) and isinstance(var, Tensor)
+        assert isinstance(mean, Tensor)
+        assert isinstance(var, Tensor)
         scale = (var.to(torch.float64) + float(norm.eps)).rsqrt()  # type: ignore[arg-type]
         if isinstance(norm.weight, Tensor):
             scale = scale * norm.weight.detach().to(torch.float64)

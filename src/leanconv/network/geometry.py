@@ -11,6 +11,7 @@ Scheme = Literal["channel", "spatial", "3d"]
 SCHEMES: tuple[Scheme, ...] = ("channel", "spatial", "3d")
 
 Pair = tuple[int, int]
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Geometry:
     stride: Pair = (1, 1)
     padding: Pair | str = (0, 0)
     dilation: Pair = (1, 1)
-    padding_mode: str = "zeros"
+    padding_mode: PaddingMode = "zeros"
 
     @classmethod
     def of(cls, layer: nn.Module) -> Geometry:
@@ -79,7 +80,7 @@ class Geometry:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Geometry:
-        pairs = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+        pairs: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
         return cls(**pairs)
 
 

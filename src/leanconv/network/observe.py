@@ -270,8 +270,8 @@ def _describe(event: Event, module: nn.Module, batch: int) -> Layer:
             macs=rows * weight.numel(),
             parameters=parameters,
         )
-    assert isinstance(module, LAYERS)
-    dimensions = len(module.kernel_size)
+    conv: Any = module  # one of LAYERS: they share these attributes, not a public base class
+    dimensions = len(conv.kernel_size)
     size = event.out_shape[-dimensions:]
     transposed = isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
     # A transposed filter is applied at every input position, an ordinary one at every output position. Detectors
@@ -281,11 +281,11 @@ def _describe(event: Event, module: nn.Module, batch: int) -> Layer:
     return Layer(
         name=event.name,
         type=type(module).__name__,
-        in_channels=module.in_channels,
-        out_channels=module.out_channels,
-        kernel=tuple(module.kernel_size),
-        stride=tuple(module.stride),
-        groups=module.groups,
+        in_channels=conv.in_channels,
+        out_channels=conv.out_channels,
+        kernel=tuple(conv.kernel_size),
+        stride=tuple(conv.stride),
+        groups=conv.groups,
         out_size=tuple(size),
         macs=positions * weight.numel() // batch,
         parameters=parameters,

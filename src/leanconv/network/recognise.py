@@ -112,17 +112,15 @@ _low = _argument(1, "min_val", -1.0)
 _high = _argument(2, "max_val", 1.0)
 _weight = _argument(1, "weight", None)
 
+_TANH: list[Any] = [F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_]
+
 _FUNCTIONS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], ActivationSpec]] = {
-    **dict.fromkeys(
-        [F.relu, torch.relu, torch.relu_, F.relu_, Tensor.relu, Tensor.relu_], _named("relu")
-    ),
+    **dict.fromkeys([F.relu, torch.relu, torch.relu_, F.relu_, Tensor.relu, Tensor.relu_], _named("relu")),
     **dict.fromkeys([F.relu6], _named("relu6")),
     **dict.fromkeys([F.silu], _named("silu")),
     **dict.fromkeys([F.hardswish], _named("hardswish")),
-    **dict.fromkeys(
-        [F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_], _named("sigmoid")
-    ),
-    **dict.fromkeys([F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_], _named("tanh")),
+    **dict.fromkeys([F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_], _named("sigmoid")),
+    **dict.fromkeys(_TANH, _named("tanh")),
     F.gelu: lambda a, k: _gelu(k.get("approximate", "none")),
     **dict.fromkeys([F.leaky_relu, F.leaky_relu_], lambda a, k: _leaky(_slope(a, k))),
     **dict.fromkeys([F.elu, F.elu_], lambda a, k: _elu(_alpha(a, k))),

@@ -136,7 +136,7 @@ def replace(model: nn.Module, change: Change, factors: Factors | None = None) ->
             assert isinstance(last_bias, Tensor)
             last_bias.copy_(factors.bias)
     if _channels_last(old.weight):
-        new.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        new.to(memory_format=torch.channels_last)
     new.requires_grad_(old.weight.requires_grad)
     new.train(old.training)
     put(model, change.name, new)
@@ -145,11 +145,7 @@ def replace(model: nn.Module, change: Change, factors: Factors | None = None) ->
 
 
 def _channels_last(weight: Tensor) -> bool:
-    return (
-        weight.dim() == 4
-        and weight.is_contiguous(memory_format=torch.channels_last)
-        and not weight.is_contiguous()
-    )
+    return weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
 
 
 def put(model: nn.Module, path: str, module: nn.Module) -> None:

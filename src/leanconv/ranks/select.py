@@ -18,9 +18,7 @@ WINDOW = 1.02
 Method = Literal["uniform", "energy"]
 
 
-def select(
-    candidates: list[Candidate], *, fixed: int, speedup: float, scheme: Scheme, method: Method
-) -> Plan:
+def select(candidates: list[Candidate], *, fixed: int, speedup: float, scheme: Scheme, method: Method) -> Plan:
     """A plan with ``speedup <= before / after < 1.02 speedup``.
 
     ``fixed`` is the cost of the layers that are counted but not candidates. Raises LeanconvError, with the largest

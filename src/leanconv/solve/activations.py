@@ -79,42 +79,59 @@ class PiecewiseLinear:
 
 
 class Smooth:
-    """A differentiable r with derivatives. ``landmarks`` are places where r bends away from monotone.
+    """A differentiable r with its derivatives, cut at ``cuts`` (rising) into branches on which it is monotone.
 
-    The cost can have several valleys. For a monotone r the lowest lies between v and t; for the others it may
-    also lie past r's minimum. So: scan points between v and t and the landmarks, take the best, then Newton with
-    the Gauss-Newton curvature where the true one is not positive, halving any step that does not descend.
+    The cost can have a valley on every branch, and on a monotone branch the lowest point lies towards the target.
+    So, on each branch: scan points between v and t and the ``landmarks`` (all moved into the branch), take the best,
+    then Newton with the Gauss-Newton curvature where the true one is not positive, kept inside the branch, halving
+    any step that does not descend. The best branch wins.
     """
 
-    SCAN = 9
-    NEWTON = 8
+    SCAN = 6
+    NEWTON = 12
+    MARGIN = 1e-5  # branches end this far from a cut, where the derivatives are those of the branch
 
     def __init__(
         self,
         function: Callable[[Tensor], Tensor],
         derivatives: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+        cuts: tuple[float, ...] = (),
         landmarks: tuple[float, ...] = (),
     ):
         self._function = function
         self._derivatives = derivatives
         self._landmarks = landmarks
+        lows = [-math.inf, *(cut + self.MARGIN for cut in cuts)]
+        highs = [*(cut - self.MARGIN for cut in cuts), math.inf]
+        self._branches = list(zip(lows, highs, strict=True))
 
     def __call__(self, y: Tensor) -> Tensor:
         return self._function(y)
 
     def z_step(self, target: Tensor, activated: Tensor, v: Tensor, weight: float) -> Tensor:
+        best, best_cost = v, (activated - self._function(v)).square()
+        for low, high in self._branches:
+            z, cost = self._search(target, activated, v, weight, low, high)
+            best = torch.where(cost < best_cost, z, best)
+            best_cost = torch.minimum(cost, best_cost)
+        return best
+
+    def _search(
+        self, target: Tensor, activated: Tensor, v: Tensor, weight: float, low: float, high: float
+    ) -> tuple[Tensor, Tensor]:
         def cost_at(z: Tensor) -> Tensor:
             return (activated - self._function(z)).square() + weight * (z - v).square()
 
-        best, best_cost = v, (activated - self._function(v)).square()
-        candidates = [torch.lerp(v, target, step / (self.SCAN - 1)) for step in range(1, self.SCAN)]
-        candidates += [torch.full_like(v, place) for place in self._landmarks]
+        z = v.clamp(low, high)
+        cost = cost_at(z)
+        candidates = [torch.lerp(v, target, step / self.SCAN) for step in range(1, self.SCAN + 1)]
+        candidates += [torch.full_like(v, place) for place in self._landmarks if low < place < high]
         for candidate in candidates:
-            cost = cost_at(candidate)
-            best = torch.where(cost < best_cost, candidate, best)
-            best_cost = torch.minimum(cost, best_cost)
+            candidate.clamp_(low, high)
+            candidate_cost = cost_at(candidate)
+            z = torch.where(candidate_cost < cost, candidate, z)
+            cost = torch.minimum(candidate_cost, cost)
 
-        z, cost = best, best_cost
         stride = torch.ones_like(z)
         for _ in range(self.NEWTON):
             value, slope, bend = self._derivatives(z)
@@ -124,13 +141,13 @@ class Smooth:
             gauss_newton = slope.square() + weight
             newton = gauss_newton - residual * bend
             curvature = torch.where(newton > 0.1 * gauss_newton, newton, gauss_newton)
-            trial = z - stride * gradient / curvature
+            trial = (z - stride * gradient / curvature).clamp_(low, high)
             trial_cost = cost_at(trial)
             descends = trial_cost <= cost
             z = torch.where(descends, trial, z)
             cost = torch.where(descends, trial_cost, cost)
-            stride = torch.where(descends, torch.ones_like(stride), 0.5 * stride)
-        return z
+            stride = torch.where(descends, (2 * stride).clamp_max(1.0), 0.5 * stride)
+        return z, cost
 
 
 def _identity(y: Tensor) -> Tensor:
@@ -188,7 +205,7 @@ def _elu(alpha: float) -> Smooth:
             torch.where(below, tail, torch.zeros_like(z)),
         )
 
-    return Smooth(lambda y: F.elu(y, alpha), derivatives)
+    return Smooth(lambda y: F.elu(y, alpha), derivatives, (0.0,))
 
 
 def _leaky(slope: Parameter) -> PiecewiseLinear:
@@ -209,6 +226,9 @@ def _number(value: Parameter) -> float:
     return float(value)
 
 
+_AROUND_DIP = (0.0, -0.2, -0.5, -1.0, -1.7, -2.4, -2.9, -4.0)
+
+# Cuts are where the slope is zero (the dip of SiLU, GELU and Hardswish) or jumps.
 _MAKERS: dict[str, Callable[[Mapping[str, Parameter]], Activation]] = {
     "identity": lambda p: PiecewiseLinear(_identity, [(-math.inf, math.inf, 1.0, 0.0)]),
     "relu": lambda p: Relu(),
@@ -216,10 +236,10 @@ _MAKERS: dict[str, Callable[[Mapping[str, Parameter]], Activation]] = {
     "prelu": lambda p: _leaky(p["slope"]),
     "relu6": lambda p: _clipped(0.0, 6.0),
     "hardtanh": lambda p: _clipped(_number(p.get("low", -1.0)), _number(p.get("high", 1.0))),
-    "silu": lambda p: Smooth(F.silu, _silu, (-1.2785, -3.0, -6.0)),
-    "gelu": lambda p: Smooth(F.gelu, _gelu, (-0.7518, -1.5, -3.0)),
-    "gelu_tanh": lambda p: Smooth(lambda y: F.gelu(y, approximate="tanh"), _gelu_tanh, (-0.7525, -1.5, -3.0)),
-    "hardswish": lambda p: Smooth(F.hardswish, _hardswish, (-1.5, -2.5, -3.0)),
+    "silu": lambda p: Smooth(F.silu, _silu, (-1.2784645,), _AROUND_DIP),
+    "gelu": lambda p: Smooth(F.gelu, _gelu, (-0.7517916,), _AROUND_DIP),
+    "gelu_tanh": lambda p: Smooth(lambda y: F.gelu(y, approximate="tanh"), _gelu_tanh, (-0.7524614,), _AROUND_DIP),
+    "hardswish": lambda p: Smooth(F.hardswish, _hardswish, (-3.0, -1.5, 3.0), (2.9, *_AROUND_DIP)),
     "elu": lambda p: _elu(_number(p.get("alpha", 1.0))),
     "sigmoid": lambda p: Smooth(torch.sigmoid, _sigmoid),
     "tanh": lambda p: Smooth(torch.tanh, _tanh),

@@ -11,7 +11,7 @@ from torch import Tensor
 # Pseudo-samples are this share of the mean response variance. Dead or duplicate filters, or fewer samples than
 # channels, leave directions nobody has seen; a share this small changes nothing in directions that were seen
 # (real spectra end around 1e-4 of their mean) and keeps the identity in those that were not.
-UNSEEN = 1e-6
+UNSEEN = 1e-8
 
 # Rows a product handles at once. On a CPU a chunk of y, z and their difference should stay in the last-level
 # cache; a GPU wants few, large launches.
@@ -59,15 +59,13 @@ class Moments:
 
     def regular(self) -> Tensor:
         """Scatter including the pseudo-samples: positive definite whatever the data."""
-        return self.scatter + self.ridge() * torch.eye(
-            len(self.mean), dtype=torch.float64, device=self.mean.device
-        )
+        return self.scatter + self.ridge() * torch.eye(len(self.mean), dtype=torch.float64, device=self.mean.device)
 
 
-def inverse_root(matrix: Tensor) -> Tensor:
-    """``matrix^(-1/2)`` of a symmetric positive definite float64 matrix. Cost O(d^3)."""
+def roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """``matrix^(1/2)`` and ``matrix^(-1/2)`` of a symmetric positive definite float64 matrix. Cost O(d^3)."""
     values, vectors = torch.linalg.eigh(matrix)
     # eigh's own rounding can leave values at or under zero; the floor is its error bound.
     floor = values[-1] * torch.finfo(matrix.dtype).eps * len(values)
-    root = values.clamp_min(floor).rsqrt()
-    return (vectors * root) @ vectors.T
+    root = values.clamp_min(floor).sqrt()
+    return (vectors * root) @ vectors.T, (vectors / root) @ vectors.T

@@ -80,9 +80,7 @@ def nonlinear(
         u = current.p.to(torch.float64)
         for step in range(iterations):
             looking = step % CHECK_EVERY == 0
-            by_y, total, squared = _z_sweep(
-                current, target, activated, y, activation, weight, measure=looking
-            )
+            by_y, total, squared = _z_sweep(current, target, activated, y, activation, weight, measure=looking)
             if looking:
                 error = look(squared)
                 if tolerance is not None and last is not None and last - error <= tolerance * last:
@@ -95,7 +93,7 @@ def nonlinear(
                 u = leading_subspace(a, rank)
             else:
                 u = _advance(a, u)
-            current = regressor.solution(u, a, z_mean, y.dtype)
+            current = regressor.solution(u, by_y, z_mean, y.dtype)
             done += 1
     look(_squared_error(current, activated, y, activation))
     return NonlinearFit(best, tuple(errors), done)
@@ -143,7 +141,8 @@ def _z_sweep(
 
 def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
     """sum ||a_i - b_i||^2, float64. Rows are summed in their own dtype first."""
-    return torch.linalg.vector_norm(a - b, dim=1).to(torch.float64).square().sum()
+    rows: Tensor = torch.linalg.vector_norm(a - b, dim=1)
+    return rows.to(torch.float64).square().sum()
 
 
 def _squared_error(fitted: LowRank, activated: Tensor, y: Tensor, activation: Activation) -> Tensor:

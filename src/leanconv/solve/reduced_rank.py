@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from leanconv.solve.low_rank import LowRank
-from leanconv.solve.moments import Moments, chunks, inverse_root
+from leanconv.solve.moments import Moments, chunks, roots
 
 
 @dataclass(frozen=True)
@@ -18,28 +18,28 @@ class Regressor:
     ``method.md``: M^ = Z Y^T (Y Y^T)^-1 and U = leading eigenvectors of M^ (Y Y^T) M^^T = A A^T with
     A = Z Y^T (Y Y^T)^(-1/2); then M = U U^T M^. All centred, all float64, d x d.
 
-    Z Y^T is written as Y Y^T + (Z - Y) Y^T. The targets are close to the inputs, so the second term is small
-    and may be accumulated in float32: at Z = Y the answer is the identity to the last bit, which an inverse of
-    an ill-conditioned Y Y^T would otherwise spoil.
+    Z Y^T is written as Y Y^T + (Z - Y) Y^T, so that M^ = I + (Z - Y) Y^T (Y Y^T)^-1. The targets are close to the
+    inputs, so the second term is small and may be accumulated in float32: at Z = Y the answer is the identity to
+    the last bit, which an inverse of an ill-conditioned Y Y^T would otherwise spoil.
     """
 
     mean: Tensor
-    scatter: Tensor
+    root: Tensor
     inverse_root: Tensor
 
     @classmethod
     def of(cls, y: Tensor) -> Regressor:
         moments = Moments.of(y)
-        scatter = moments.regular()
-        return cls(moments.mean, scatter, inverse_root(scatter))
+        return cls(moments.mean, *roots(moments.regular()))
 
     def whitened(self, difference_by_y: Tensor) -> Tensor:
         """A (d x d) from the centred sum (z - y) y^T (d x d)."""
-        return (self.scatter + difference_by_y) @ self.inverse_root
+        a: Tensor = self.root + difference_by_y @ self.inverse_root
+        return a
 
-    def solution(self, u: Tensor, a: Tensor, z_mean: Tensor, dtype: torch.dtype) -> LowRank:
-        """P = U, Q^T = U^T A (Y Y^T)^(-1/2), b = mean z - M mean y."""
-        q = self.inverse_root @ (a.T @ u)
+    def solution(self, u: Tensor, difference_by_y: Tensor, z_mean: Tensor, dtype: torch.dtype) -> LowRank:
+        """P = U, Q = M^^T U, b = mean z - M mean y."""
+        q = u + self.inverse_root @ (self.inverse_root @ (difference_by_y.T @ u))
         b = z_mean - u @ (q.T @ self.mean)
         return LowRank(u.to(dtype), q.to(dtype), b.to(dtype))
 
@@ -65,6 +65,6 @@ def reduced_rank(z: Tensor, y: Tensor, rank: int, regressor: Regressor | None = 
         difference = z[rows].to(torch.float64) - y[rows]
         by_y.addmm_(difference.T, y[rows].to(torch.float64) - regressor.mean)
         total += difference.sum(0)
-    a = regressor.whitened(by_y)
+    u = leading_subspace(regressor.whitened(by_y), rank)
     z_mean = regressor.mean + total / max(len(y), 1)
-    return regressor.solution(leading_subspace(a, rank), a, z_mean, y.dtype)
+    return regressor.solution(u, by_y, z_mean, y.dtype)

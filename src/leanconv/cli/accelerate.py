@@ -1,0 +1,108 @@
+"""``leanconv accelerate``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from leanconv.cli import given
+from leanconv.errors import LeanconvError
+
+
+def accelerate(
+    model: given.Model,
+    images: Annotated[Path, typer.Option(help="Folder or .tar of images; class folders do not matter.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
+    speedup: Annotated[float, typer.Option(help="Convolution MACs before / after.")] = 4.0,
+    scheme: Annotated[str, typer.Option(help="channel, spatial or 3d.")] = "3d",
+    solver: Annotated[str, typer.Option(help="linear or nonlinear.")] = "nonlinear",
+    symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
+    ranks: Annotated[
+        str, typer.Option(help="energy, uniform, or ranks by hand: JSON or a .json file, {layer: rank}.")
+    ] = "energy",
+    skip: Annotated[list[str] | None, typer.Option(help="Layer to leave alone (repeat). Default: the first.")] = None,
+    no_skip: Annotated[bool, typer.Option("--no-skip", help="Leave no layer alone, not even the first.")] = False,
+    layers: Annotated[str, typer.Option(help="conv, or all to include Linear layers.")] = "conv",
+    count: Annotated[int, typer.Option(min=1, help="Use at most this many images, spread over all.")] = 1000,
+    samples: Annotated[int, typer.Option(min=1, help="Responses sampled a layer.")] = 50_000,
+    seed: Annotated[int, typer.Option(help="Chooses the sampled positions.")] = 0,
+    weights: given.Weights = None,
+    num_classes: given.Classes = None,
+    size: given.Size = None,
+    resize: given.Resize = None,
+    channels: given.Channels = 3,
+    mean: given.Mean = None,
+    std: given.Std = None,
+    batch: given.Batch = 32,
+    workers: given.Workers = None,
+    device: given.Device = None,
+    as_json: given.Json = False,
+    quiet: given.Quiet = False,
+) -> None:
+    """Accelerate a network and save it.
+
+    Examples:
+
+    leanconv accelerate vgg16 --images photos/ --speedup 4 --out vgg16-4x
+
+    leanconv accelerate net.py:build --weights net.safetensors --images calib.tar --out net-3x --speedup 3
+    """
+    from dataclasses import replace
+
+    from leanconv._accelerate import accelerate as run
+    from leanconv.images import find_pictures, read_all
+    from leanconv.images.batches import spread
+    from leanconv.options import Options
+    from leanconv.progress import reporter
+    from leanconv.storage import check_new
+
+    if skip and no_skip:
+        raise LeanconvError("--skip and --no-skip contradict each other; give one of them.")
+    if given.is_saved(model):
+        raise LeanconvError(f"MODEL {model!r} is a folder; accelerate takes the original network, not a saved one.")
+    chosen = _ranks(ranks)
+    wanted: dict[str, Any] = {
+        "speedup": speedup,
+        "scheme": scheme,
+        "solver": solver,
+        "asymmetric": not symmetric,
+        "ranks": chosen,
+        "skip": [] if no_skip else skip or None,
+        "layers": layers,
+        "samples": samples,
+        "seed": seed,
+    }
+    Options.check(**wanted)  # before minutes are spent on loading
+    check_new(out)
+    pictures = spread(find_pictures(images), count)
+    place = given.pick_device(device)
+    network = given.load_network(model, weights, num_classes, default_weights="DEFAULT")
+    prepare = given.preprocess(network.preset, size=size, resize=resize, channels=channels, mean=mean, std=std)
+    with reporter(not quiet).stage("reading images", -(-len(pictures) // batch)) as stage:
+        read = read_all(pictures, prepare, batch=batch, workers=given.pick_workers(workers), step=stage.advance)
+    result = run(network.model, read.batches, **wanted, device=place, progress=not quiet)
+    result = replace(result, source=network.source, preprocess=prepare.to_json(network.preset))
+    result.save(out)
+    if as_json:
+        print(json.dumps({**result.to_json(), "folder": str(out), "unreadable": read.unreadable}))
+    else:
+        print(result)
+        print(f"saved to {out}; use it: leanconv.load({str(out)!r})")
+
+
+def _ranks(text: str) -> Any:
+    """A method's name as it is, or ranks by hand from JSON."""
+    if text.endswith(".json"):
+        try:
+            text = Path(text).read_text()
+        except OSError as error:
+            raise LeanconvError(f"--ranks {text!r} cannot be read ({error.strerror}).") from None
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise LeanconvError(f'--ranks is not valid JSON ({error}); give {{"layer": rank, ...}}.') from None

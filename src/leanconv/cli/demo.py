@@ -1,0 +1,27 @@
+"""``leanconv demo``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leanconv.cli import given
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Keep the accelerated network in this new folder.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training digits.")] = 6,
+    as_json: given.Json = False,
+    quiet: given.Quiet = False,
+) -> None:
+    """Train a small network on scikit-learn's digits, accelerate it in six ways, and time it. Offline.
+
+    Example: leanconv demo --out digits-4x
+    """
+    from leanconv.demo import run_demo
+
+    found = run_demo(out=out, epochs=epochs, quiet=quiet)
+    print(json.dumps(found.to_json()) if as_json else found)

@@ -1,0 +1,245 @@
+"""What several commands are given: options they share, and the network and pictures those name."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leanconv.errors import LeanconvError, listing, unknown_name
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from leanconv.images import Preprocess
+    from leanconv.network.source import Source
+
+Model = Annotated[
+    str, typer.Argument(help="A torchvision builder (vgg16), timm:NAME, file.py:callable, or a saved folder.")
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="Weights by torchvision's name (DEFAULT), a .safetensors or .pth file, or 'none' (random)."),
+]
+Classes = Annotated[int | None, typer.Option("--num-classes", help="Outputs of the network, if not its usual ones.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: cuda if there is one.")]
+Batch = Annotated[int, typer.Option(min=1, help="Images a batch.")]
+Workers = Annotated[
+    int | None, typer.Option(min=0, help="Processes that decode images. Default: as many as cores, at most 8.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Size = Annotated[int | None, typer.Option(min=1, help="Side of the square the network takes (224).")]
+Resize = Annotated[int | None, typer.Option(min=1, help="Shorter side before the centre crop (size * 256 / 224).")]
+Channels = Annotated[int, typer.Option(min=1, max=3, help="3 for colour, 1 for grey.")]
+Mean = Annotated[str | None, typer.Option(help="Mean to subtract, R,G,B in 0..1 (ImageNet's).")]
+Std = Annotated[str | None, typer.Option(help="Deviation to divide by, R,G,B in 0..1 (ImageNet's).")]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network, where it comes from, and the preset its weights were trained with, by torchvision's name."""
+
+    model: nn.Module
+    source: Source
+    preset: str | None = None
+
+
+def load_network(spec: str, weights: str | None, classes: int | None, *, default_weights: str) -> Network:
+    """The network ``spec`` names. ``default_weights`` is what no --weights means for a named network."""
+    from leanconv.network.source import Source, build
+
+    if ":" in spec and not spec.startswith("timm:"):
+        return _from_file(spec, weights)
+    library, name = ("timm", spec.removeprefix("timm:")) if spec.startswith("timm:") else ("torchvision", spec)
+    source = Source(library=library, name=name, classes=classes)  # type: ignore[arg-type]
+    asked = default_weights if weights is None else weights
+    if _is_file(asked):
+        model = build(source)
+        _fill(model, Path(asked))
+        return Network(model, source)
+    if asked.lower() == "none":
+        return Network(build(source), source)
+    if library == "timm":
+        return Network(_downloaded(lambda: build(source, pretrained=True), spec), source)
+    return _torchvision(source, asked)
+
+
+def _torchvision(source: Source, asked: str) -> Network:
+    import torchvision
+
+    from leanconv.network.source import build
+
+    try:
+        names = torchvision.models.get_model_weights(source.name)
+    except ValueError:
+        build(source)  # says that there is no such network, and which are near
+        raise
+    wanted = asked.rpartition(".")[2]
+    if wanted not in names.__members__:
+        if Path(asked).suffix or os.sep in asked:
+            raise LeanconvError(f"--weights {asked!r} does not exist; give a .safetensors or .pth file.")
+        raise unknown_name(asked, ["none", *names.__members__], what="weights", where="--weights")
+    chosen = names[wanted]
+    if source.classes is not None:
+        raise LeanconvError(
+            "--num-classes does not go with trained weights by name, whose outputs are fixed; give --weights FILE."
+        )
+    model = _downloaded(lambda: build(source, pretrained=chosen), source.name)
+    return Network(model, source, str(chosen))
+
+
+def _downloaded(build_it: Any, name: str) -> Any:
+    try:
+        return build_it()
+    except LeanconvError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise LeanconvError(
+            f"the trained weights of {name!r} could not be fetched ({type(error).__name__}: {said}); give a file with "
+            "--weights FILE, or --weights none for random ones."
+        ) from None
+
+
+def _is_file(value: str) -> bool:
+    return Path(value).is_file()
+
+
+def _from_file(spec: str, weights: str | None) -> Network:
+    """``file.py:callable``: run the user's own file, because the user named it on this command line."""
+    from torch import nn
+
+    from leanconv.network.source import Source
+
+    path, _, name = spec.rpartition(":")
+    if not Path(path).is_file():
+        raise LeanconvError(f"MODEL {spec!r}: there is no file {path!r}; give file.py:callable.")
+    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if module_spec is None or module_spec.loader is None:
+        raise LeanconvError(f"MODEL {spec!r}: {path!r} is not a Python file; give file.py:callable.")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    try:
+        module_spec.loader.exec_module(module)
+        if not hasattr(module, name):
+            names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+            raise unknown_name(name, names, what="callable", where=path)
+        model = getattr(module, name)()
+    except LeanconvError:
+        raise
+    except Exception as error:
+        raise LeanconvError(f"MODEL {spec!r} raised {type(error).__name__}: {error}; it must run by itself.") from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(model, nn.Module):
+        raise LeanconvError(f"MODEL {spec!r} returned a {type(model).__name__}; it must return a torch.nn.Module.")
+    if weights is not None and weights.lower() != "none":
+        if not _is_file(weights):
+            raise LeanconvError(f"--weights {weights!r} does not exist; give a .safetensors or .pth file.")
+        _fill(model, Path(weights))
+    return Network(model, Source(library="other", name=spec))
+
+
+def read_state(path: Path) -> dict[str, torch.Tensor]:
+    """A state dict from safetensors or from a torch file read with ``weights_only``."""
+    import safetensors.torch
+    import torch
+
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LeanconvError(
+            f"--weights {str(path)!r} cannot be read ({said}); give a safetensors file or a plain state dict."
+        ) from None
+    for key in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise LeanconvError(f"--weights {str(path)!r} holds no state dict; save model.state_dict().")
+    if state and all(key.startswith("module.") for key in state):  # as DataParallel writes them
+        state = {key.removeprefix("module."): value for key, value in state.items()}
+    return state
+
+
+def _fill(model: nn.Module, path: Path) -> None:
+    state, own = read_state(path), model.state_dict()
+    missing = [key for key in own if key not in state]
+    extra = [key for key in state if key not in own]
+    shapes = [key for key in own if key in state and own[key].shape != state[key].shape]
+    problems = [f"{word} {listing(keys, 3)}" for word, keys in (("lacks", missing), ("has unknown", extra)) if keys]
+    problems += [f"{key} is {tuple(state[key].shape)}, the network has {tuple(own[key].shape)}" for key in shapes[:2]]
+    if problems:
+        hint = " (see --num-classes)" if shapes and not missing and not extra else ""
+        raise LeanconvError(f"--weights {str(path)!r} does not fit the network: it {'; '.join(problems)}{hint}.")
+    model.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()})
+
+
+def is_saved(spec: str) -> bool:
+    """Whether MODEL is a folder ``result.save`` may have written."""
+    return Path(spec).is_dir()
+
+
+def preprocess(
+    preset: str | None,
+    *,
+    size: int | None,
+    resize: int | None,
+    channels: int,
+    mean: str | None,
+    std: str | None,
+) -> Preprocess:
+    """The weights' own preset unless the user says otherwise."""
+    from leanconv.images import Preprocess
+
+    if preset is not None and size is None and resize is None and mean is None and std is None:
+        import torchvision
+
+        return Preprocess(channels=channels, transform=torchvision.models.get_weight(preset).transforms())
+    side = size or 224
+    plain = Preprocess(size=side, resize=resize or round(side * 256 / 224), channels=channels)
+    return Preprocess(
+        size=plain.size,
+        resize=plain.resize,
+        channels=channels,
+        mean=_numbers("--mean", mean, channels) if mean else plain.mean,
+        std=_numbers("--std", std, channels) if std else plain.std,
+    )
+
+
+def _numbers(option: str, text: str, channels: int) -> tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) != channels:
+        raise LeanconvError(f"{option} {text!r} must be {channels} numbers with commas, for example 0.485,0.456,0.406.")
+    return values
+
+
+def pick_device(asked: str | None) -> torch.device:
+    import torch
+
+    if asked is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(asked)
+        torch.empty(0, device=device)
+    except Exception as error:
+        said = str(error).splitlines()[0]
+        raise LeanconvError(f"--device {asked!r} cannot be used here ({said}); try cpu.") from None
+    return device
+
+
+def pick_workers(asked: int | None) -> int:
+    return min(8, os.cpu_count() or 1) if asked is None else asked

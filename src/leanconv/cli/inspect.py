@@ -1,0 +1,63 @@
+"""``leanconv inspect``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leanconv.cli import given
+
+
+def inspect(
+    model: given.Model,
+    images: Annotated[
+        Path | None, typer.Option(help="Images to measure sparsity on (zeros behind each activation).")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Use at most this many images.")] = 64,
+    layers: Annotated[str, typer.Option(help="conv, or all to include Linear layers.")] = "conv",
+    weights: given.Weights = None,
+    num_classes: given.Classes = None,
+    original: Annotated[
+        str | None, typer.Option("--model", help="file.py:callable of the original, for a folder made from one.")
+    ] = None,
+    size: given.Size = None,
+    resize: given.Resize = None,
+    channels: given.Channels = 3,
+    mean: given.Mean = None,
+    std: given.Std = None,
+    batch: given.Batch = 32,
+    workers: given.Workers = None,
+    device: given.Device = None,
+    as_json: given.Json = False,
+) -> None:
+    """Show what a network is made of: filters, sizes and where the multiply-accumulates are.
+
+    Examples:
+
+    leanconv inspect vgg16
+
+    leanconv inspect resnet50 --images photos/ --json
+    """
+    from leanconv.cli.saved import open_network
+    from leanconv.errors import LeanconvError
+    from leanconv.images import find_pictures, read_all
+    from leanconv.images.batches import spread
+    from leanconv.inspection import inspect_network
+
+    if layers not in ("conv", "all"):
+        raise LeanconvError(f"--layers {layers!r} is not known; use conv or all.")
+    place = given.pick_device(device)
+    network = open_network(
+        model, original, weights, num_classes, default_weights="none" if images is None else "DEFAULT"
+    )
+    prepare = given.preprocess(network.preset, size=size, resize=resize, channels=channels, mean=mean, std=std)
+    batches = None
+    if images is not None:
+        pictures = spread(find_pictures(images), count)
+        batches = read_all(pictures, prepare, batch=batch, workers=given.pick_workers(workers)).batches
+    shape = (1, channels, size or 224, size or 224)
+    found = inspect_network(network.model, batches, shape=shape, layers=layers, device=place)  # type: ignore[arg-type]
+    print(json.dumps(found.to_json()) if as_json else found)

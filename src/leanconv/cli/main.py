@@ -1,0 +1,74 @@
+"""The ``leanconv`` command: its subcommands, and errors as one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from leanconv._version import __version__
+from leanconv.errors import LeanconvError
+
+try:
+    import typer
+except ImportError:  # pragma: no cover - typer is a dependency; this is for installs without dependencies
+    sys.exit("leanconv: the command line needs typer and rich; pip install typer rich.")
+
+from leanconv.cli.accelerate import accelerate
+from leanconv.cli.demo import demo
+from leanconv.cli.evaluate import evaluate
+from leanconv.cli.inspect import inspect
+
+app = typer.Typer(
+    name="leanconv",
+    help="Make a trained convolutional network several times cheaper to run, from a few unlabelled images.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (accelerate, inspect, evaluate, demo):
+    app.command()(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"leanconv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def run() -> None:
+    """Exit 0 on success, 2 with one sentence on bad input, 130 when interrupted."""
+    try:
+        app()
+    except LeanconvError as error:
+        _say(str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("leanconv: stopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output went away (`leanconv inspect vgg16 | head`): that is no error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        if os.environ.get("LEANCONV_DEBUG"):
+            raise
+        said = " ".join(str(error).split())
+        _say(f"unexpected {type(error).__name__}: {said} (LEANCONV_DEBUG=1 shows where)")
+        sys.exit(1)
+
+
+def _say(sentence: str) -> None:
+    print(f"leanconv: error: {sentence}", file=sys.stderr)
+    if "--json" in sys.argv:
+        print(json.dumps({"error": sentence}))

@@ -1,0 +1,45 @@
+"""A network from MODEL where MODEL may be a saved folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leanconv.cli import given
+from leanconv.errors import LeanconvError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from leanconv.images import Preprocess
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A network, the preset of its weights, and the preprocessing a saved folder remembers."""
+
+    model: nn.Module
+    preset: str | None = None
+    remembered: Preprocess | None = None
+
+
+def open_network(
+    spec: str, original: str | None, weights: str | None, classes: int | None, *, default_weights: str
+) -> Opened:
+    """``original`` is file.py:callable for a folder whose network leanconv cannot build by name."""
+    if not given.is_saved(spec):
+        if original is not None:
+            raise LeanconvError(f"--model goes with a saved folder, and {spec!r} is none.")
+        network = given.load_network(spec, weights, classes, default_weights=default_weights)
+        return Opened(network.model, network.preset)
+    from leanconv.images import Preprocess
+    from leanconv.storage import load_result
+
+    if weights is not None:
+        raise LeanconvError("--weights does not go with a saved folder, which has its own.")
+    base = None if original is None else given.load_network(original, "none", classes, default_weights="none").model
+    result = load_result(Path(spec), base)
+    if result.preprocess is None:
+        return Opened(result.model)
+    return Opened(result.model, result.preprocess["preset"], Preprocess.from_json(result.preprocess))

@@ -1,0 +1,191 @@
+"""The whole method on a network small enough to train while you watch: digits, nine convolutions, two cores."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from leanconv._accelerate import accelerate
+from leanconv.errors import LeanconvError
+from leanconv.evaluate.classification import accuracy, logits_of
+from leanconv.progress import reporter
+from leanconv.result import Accelerated
+from leanconv.storage import check_new, load
+from leanconv.table import table
+
+SPEEDUPS = (2.0, 3.0, 4.0, 6.0)
+METHODS: dict[str, dict[str, Any]] = {
+    "Jaderberg": {"scheme": "spatial", "ranks": "uniform"},
+    "linear, symmetric": {"scheme": "channel", "ranks": "uniform", "solver": "linear", "asymmetric": False},
+    "nonlinear, symmetric": {"scheme": "channel", "ranks": "uniform", "asymmetric": False},
+    "nonlinear, asymmetric": {"scheme": "channel", "ranks": "uniform"},
+    "+ rank selection": {"scheme": "channel", "ranks": "energy"},
+    "3d": {"scheme": "3d", "ranks": "energy"},
+}
+SAVED = 4.0
+BATCH = 32
+TRAINING = 1000
+CALIBRATION = 500
+SAMPLES = 5000
+
+
+class DigitsNet(nn.Sequential):
+    """VGG in small: nine 3 x 3 convolutions in four stages, batch norm and ReLU, 32 x 32 grey input."""
+
+    def __init__(self) -> None:
+        layers: list[nn.Module] = []
+        channels = 1
+        for stage in ((24, 24), (48, 48), (96, 96, 96), (96, 96)):
+            for width in stage:
+                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+                channels = width
+            layers.append(nn.MaxPool2d(2))
+        super().__init__(*layers, nn.Flatten(), nn.Linear(4 * channels, 10))
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """scikit-learn's 1,797 digits, 8 x 8 upscaled to 32 x 32, shuffled, values 0 to 1."""
+    data = load_digits()
+    pictures = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+    pictures = F.interpolate(pictures, size=32, mode="bilinear", align_corners=False)
+    order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0))
+    return pictures[order], torch.tensor(data.target)[order]
+
+
+def train(pictures: Tensor, labels: Tensor, *, epochs: int, step: Callable[[], None] = lambda: None) -> DigitsNet:
+    """A plain training loop; the network comes back in eval mode."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = DigitsNet()
+        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
+        batches = -(-len(pictures) // BATCH)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=epochs * batches)
+        for _ in range(epochs):
+            for chosen in torch.randperm(len(pictures)).split(BATCH):
+                optimizer.zero_grad()
+                F.cross_entropy(model(pictures[chosen]), labels[chosen]).backward()
+                optimizer.step()
+                schedule.step()
+                step()
+    return model.eval()
+
+
+def milliseconds(models: dict[str, nn.Module], batch: Tensor, rounds: int = 15) -> dict[str, float]:
+    """Median time of one batch for each network, taken in turns so that all share the machine's moods."""
+    times: dict[str, list[float]] = {name: [] for name in models}
+    with torch.no_grad():
+        for number in range(rounds + 2):
+            for name, model in models.items():
+                started = time.perf_counter()
+                model(batch)
+                if number >= 2:
+                    times[name].append(1000 * (time.perf_counter() - started))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo found. Accuracies by method and speed-up; milliseconds of a batch of 32."""
+
+    original: float
+    images: int
+    accuracies: dict[str, dict[float, float]]
+    times: dict[str, float]
+    threads: int
+    saved: str
+    example: Accelerated
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "original": self.original,
+            "images": self.images,
+            "accuracies": {
+                name: {f"{speedup:g}x": value for speedup, value in row.items()}
+                for name, row in self.accuracies.items()
+            },
+            "milliseconds": self.times,
+            "threads": self.threads,
+            "saved": self.saved,
+            "example": self.example.to_json(),
+        }
+
+    def __str__(self) -> str:
+        heads = ["accuracy in %, no retraining", *(f"{speedup:g}x" for speedup in SPEEDUPS)]
+        rows = [[name, *(f"{100 * row[speedup]:.1f}" for speedup in SPEEDUPS)] for name, row in self.accuracies.items()]
+        base = self.times["original"]
+        clock = [[name, f"{value:.1f}", f"{base / value:.2f}x"] for name, value in self.times.items()]
+        return "\n".join(
+            [
+                f"{SAVED:g}x, 3d, layer by layer:",
+                str(self.example),
+                "",
+                f"original network: {100 * self.original:.1f} % of {self.images} digits it has not seen",
+                table(heads, rows),
+                "",
+                table([f"ms a batch of {BATCH}, {self.threads} threads", "ms", "faster"], clock),
+                "",
+                self.saved,
+            ]
+        )
+
+
+def run_demo(*, out: Path | None = None, epochs: int = 6, quiet: bool = False) -> Demo:
+    """Train, accelerate in six ways at four speeds, time, save, load and check."""
+    if out is not None:
+        check_new(out)
+    progress = reporter(not quiet)
+    pictures, labels = digits()
+    test, test_labels = pictures[TRAINING:], labels[TRAINING:]
+    with progress.stage("training", epochs * -(-TRAINING // BATCH)) as stage:
+        model = train(pictures[:TRAINING], labels[:TRAINING], epochs=epochs, step=stage.advance)
+
+    def score(network: nn.Module) -> float:
+        return accuracy(logits_of(network, test.split(100), "cpu"), test_labels).top1
+
+    accuracies: dict[str, dict[float, float]] = {}
+    networks: dict[str, nn.Module] = {"original": model}
+    results: dict[float, Accelerated] = {}
+    with progress.stage("accelerating", len(METHODS) * len(SPEEDUPS)) as stage:
+        for name, arguments in METHODS.items():
+            accuracies[name] = {}
+            for speedup in SPEEDUPS:
+                result = accelerate(
+                    model, pictures[:CALIBRATION], speedup, **arguments, samples=SAMPLES, progress=False
+                )
+                accuracies[name][speedup] = score(result.model)
+                if name == "3d":
+                    networks[f"3d {speedup:g}x"] = result.model
+                    results[speedup] = result
+                stage.advance()
+    return Demo(
+        original=score(model),
+        images=len(test),
+        accuracies=accuracies,
+        times=milliseconds(networks, test[:BATCH]),
+        threads=torch.get_num_threads(),
+        saved=_save_and_check(results[SAVED], out, test[:BATCH]),
+        example=results[SAVED],
+    )
+
+
+def _save_and_check(result: Accelerated, out: Path | None, batch: Tensor) -> str:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = result.save(out or Path(scratch) / "digits-4x")
+        again = load(folder, model=DigitsNet())
+        with torch.no_grad():
+            same = torch.equal(again(batch), result.model(batch))
+        size = sum(path.stat().st_size for path in folder.iterdir())
+    if not same:
+        raise LeanconvError("the saved network answers differently from the one in memory; please report this.")
+    where = str(out) if out else "a temporary folder"
+    return f"saved the {SAVED:g}x network to {where} ({size / 1e6:.1f} MB), loaded it back: answers are bit-equal"

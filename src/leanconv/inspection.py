@@ -1,0 +1,115 @@
+"""What a network is made of, layer by layer."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from leanconv.calibrate.batches import take
+from leanconv.calibrate.responses import Probe, collect, model_failed
+from leanconv.errors import LeanconvError
+from leanconv.fit import site_activation
+from leanconv.network.fold import folded
+from leanconv.network.observe import survey
+from leanconv.network.sites import Survey
+from leanconv.table import table
+
+# Responses looked at a layer to measure sparsity; 20,000 x d numbers.
+SAMPLES = 20_000
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The layers of one observed run and, where images were given, the share of zeros behind each activation."""
+
+    survey: Survey
+    zeros: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        total = self.survey.macs
+        activations = {site.name: site.activation.name for site in self.survey.sites}
+        return {
+            "macs": total,
+            "parameters": sum(layer.parameters for layer in self.survey.layers),
+            "layers": [
+                {
+                    "name": layer.name,
+                    "type": layer.type,
+                    "kernel": list(layer.kernel),
+                    "stride": list(layer.stride),
+                    "groups": layer.groups,
+                    "in_channels": layer.in_channels,
+                    "out_channels": layer.out_channels,
+                    "out_size": list(layer.out_size),
+                    "macs": layer.macs,
+                    "share": layer.macs / total,
+                    "parameters": layer.parameters,
+                    "activation": activations.get(layer.name),
+                    "sparsity": self.zeros.get(layer.name),
+                    "left_alone": self.survey.skipped.get(layer.name),
+                }
+                for layer in self.survey.layers
+            ],
+        }
+
+    def __str__(self) -> str:
+        total = self.survey.macs
+        activations = {site.name: site.activation.name for site in self.survey.sites}
+        rows = [
+            [
+                layer.name,
+                layer.type,
+                " x ".join(str(side) for side in layer.kernel),
+                f"{layer.in_channels} -> {layer.out_channels}",
+                " x ".join(str(side) for side in layer.out_size),
+                f"{layer.macs / 1e6:.1f}",
+                f"{100 * layer.macs / total:.1f}",
+                activations.get(layer.name, "-"),
+                f"{100 * self.zeros[layer.name]:.1f}%" if layer.name in self.zeros else "-",
+            ]
+            for layer in self.survey.layers
+        ]
+        heads = ["layer", "type", "filter", "channels", "output", "MMACs", "MACs %", "activation", "sparsity"]
+        lines = [table(heads, rows, left=2)]
+        lines += [f"cannot be accelerated: {name} ({why})" for name, why in self.survey.skipped.items()]
+        lines.append(f"{total / 1e6:.1f} million multiply-accumulates an image in {len(rows)} layers")
+        if not self.zeros:
+            lines.append("sparsity is measured on pictures: give --images PATH")
+        return "\n".join(lines)
+
+
+def inspect_network(
+    model: nn.Module,
+    batches: list[Tensor] | None,
+    *,
+    shape: tuple[int, ...],
+    layers: Literal["conv", "all"] = "conv",
+    device: torch.device | str = "cpu",
+) -> Inspection:
+    """Run a copy of ``model`` on the first image (or on noise of ``shape``) and count."""
+    place = torch.device(device)
+    network = copy.deepcopy(model).eval().to(place)
+    sample = batches[0][:1] if batches else torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    try:
+        found = survey(network, sample.to(place), layers=layers)
+    except LeanconvError:
+        raise
+    except Exception as error:
+        raise model_failed(error, sample) from error
+    if not found.layers:
+        raise LeanconvError("the network ran no convolution on this input; there is nothing to show.")
+    zeros: dict[str, float] = {}
+    if batches:
+        dtype = next(network.parameters()).dtype
+        dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        probes = [Probe(site, *folded(network, site, dtype)) for site in found.sites]
+        responses = collect(network, take(batches), probes, samples=SAMPLES, seed=0, device=place)
+        for site in found.sites:
+            if site.activation.name != "identity":
+                y = responses[site.name]
+                zeros[site.name] = (site_activation(site, y)(y) == 0).double().mean().item()
+    return Inspection(found, zeros)
