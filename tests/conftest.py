@@ -48,7 +48,7 @@ def smooth_images(count: int = 24, size: int = 16, channels: int = 3, seed: int 
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    return float((a - b).norm() / b.norm())
+    return float(((a - b).norm() / b.norm()).detach())
 
 
 @pytest.fixture

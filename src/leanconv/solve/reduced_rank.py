@@ -46,7 +46,7 @@ class Regressor:
 
 def leading_subspace(a: Tensor, rank: int) -> Tensor:
     """The ``rank`` leading eigenvectors (columns) of A A^T. Cost O(d^3)."""
-    _, vectors = torch.linalg.eigh(a @ a.T)
+    vectors: Tensor = torch.linalg.eigh(a @ a.T).eigenvectors
     return vectors[:, len(a) - rank :].flip(1)
 
 

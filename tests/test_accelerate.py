@@ -1,0 +1,350 @@
+"""The one call: exact at full rank, on target, better in the paper's order, and harmless to its inputs."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import leanconv
+from leanconv import LeanconvError
+from leanconv.network import reasons
+from leanconv.network.observe import survey
+from tests.conftest import plain_network, relative, settle_batch_norms, smooth_images
+
+SCHEMES = ["channel", "spatial", "3d"]
+
+
+def accelerate(model: nn.Module, images, speedup: float = 2.0, **arguments):
+    return leanconv.accelerate(model, images, speedup, **{"progress": False, "samples": 2000, **arguments})
+
+
+# One table drives every scheme: attributes of the layer under test, between two plain ones.
+CONV_CASES: dict[str, dict] = {
+    "plain": {"kernel_size": 3, "padding": 1},
+    "no padding": {"kernel_size": 3},
+    "stride": {"kernel_size": 3, "padding": 1, "stride": 2},
+    "unequal stride": {"kernel_size": 3, "padding": 1, "stride": (2, 1)},
+    "dilation": {"kernel_size": 3, "padding": 2, "dilation": 2},
+    "no bias": {"kernel_size": 3, "padding": 1, "bias": False},
+    "same": {"kernel_size": 3, "padding": "same"},
+    "same, even kernel": {"kernel_size": 4, "padding": "same"},
+    "same, dilation": {"kernel_size": 3, "padding": "same", "dilation": 3},
+    "valid": {"kernel_size": 3, "padding": "valid"},
+    "reflect": {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
+    "replicate": {"kernel_size": 5, "padding": 2, "padding_mode": "replicate"},
+    "circular": {"kernel_size": 3, "padding": (1, 2), "padding_mode": "circular"},
+    "wide kernel": {"kernel_size": (3, 5), "padding": (1, 2)},
+    "tall kernel, stride": {"kernel_size": (5, 2), "stride": (1, 2)},
+    "column": {"kernel_size": (3, 1), "padding": (1, 0)},
+    "1 x 1": {"kernel_size": 1},
+    "1 x 1, stride": {"kernel_size": 1, "stride": 2},
+}
+
+
+def network_of(case: dict, out_channels: int = 10) -> nn.Module:
+    torch.manual_seed(0)
+    return settle_batch_norms(
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(8, out_channels, **case),
+            nn.BatchNorm2d(out_channels),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(out_channels, 6, 3),
+            nn.Flatten(2),
+        )
+    )
+
+
+def full_ranks(model: nn.Module, images: Tensor, scheme: str, names: list[str]) -> dict:
+    ranks: dict = {}
+    for site in survey(model, images[:1]).sites:
+        g = site.geometry
+        if site.name not in names or (scheme == "spatial" and not g.splits_spatially):
+            continue
+        if scheme == "channel" or not g.splits_spatially:
+            ranks[site.name] = g.channel_limit
+        else:
+            ranks[site.name] = g.spatial_limit if scheme == "spatial" else (g.spatial_limit, g.channel_limit)
+    return ranks
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("case", CONV_CASES)
+def test_full_rank_reproduces_the_network(case: str, scheme: str) -> None:
+    model, images = network_of(CONV_CASES[case]), smooth_images(16)
+    ranks = full_ranks(model, images, scheme, ["2", "5"])
+    for asymmetric in (False, True):
+        for solver in ("linear", "nonlinear"):
+            result = accelerate(model, images, ranks=ranks, scheme=scheme, asymmetric=asymmetric, solver=solver)
+            assert len(result.layers) == len(ranks)
+            fresh = smooth_images(8, seed=5)
+            assert relative(result.model(fresh), model(fresh)) <= 1e-4
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_full_rank_whole_network(scheme: str, network: nn.Module, pictures: Tensor) -> None:
+    ranks = full_ranks(network, pictures, scheme, ["0", "3", "7", "10"])
+    result = accelerate(network, pictures, ranks=ranks, scheme=scheme, skip=[], samples=4000)
+    assert [layer.name for layer in result.layers] == ["0", "3", "7", "10"]
+    fresh = smooth_images(8, seed=3)
+    assert relative(result.model(fresh), network(fresh)) <= 1e-4
+
+
+@pytest.mark.parametrize("ranks", ["uniform", "energy"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_speedup_is_met_and_counted_honestly(scheme: str, ranks: str, network: nn.Module, pictures: Tensor) -> None:
+    result = accelerate(network, pictures, 2.5, scheme=scheme, ranks=ranks)
+    assert 2.5 <= result.speedup < 2.5 * 1.02
+    # Counted again by running the accelerated network: every factor is there.
+    assert survey(result.model, pictures[:1]).macs == result.macs_after
+    assert survey(network, pictures[:1]).macs == result.macs_before
+    assert result.parameters_after == sum(p.numel() for p in result.model.parameters())
+    assert not result.model.training
+    for layer in result.layers:
+        assert layer.macs_after < layer.macs_before
+        assert 0 < layer.energy <= 1
+        assert 0 <= layer.error < 2
+
+
+def error_of(model: nn.Module, images: Tensor, **arguments) -> float:
+    result = accelerate(model, images, **arguments)
+    fresh = smooth_images(32, seed=11)
+    return relative(result.model(fresh), model(fresh))
+
+
+def test_the_papers_order() -> None:
+    model, images = plain_network((24, 32, 48, 48, 64), batch_norm=False), smooth_images(48)
+    common = {"speedup": 3.0, "scheme": "channel", "ranks": "uniform", "samples": 6000}
+    linear = error_of(model, images, solver="linear", asymmetric=False, **common)
+    nonlinear = error_of(model, images, asymmetric=False, **common)
+    asymmetric = error_of(model, images, **common)
+    assert asymmetric < nonlinear < linear
+
+
+def test_input_is_untouched(network: nn.Module, pictures: Tensor) -> None:
+    network.train()
+    network[3].eval()
+    handle = network[-1].register_forward_hook(lambda *_: None)
+    state = copy.deepcopy(network.state_dict())
+    modes = [module.training for module in network.modules()]
+    modules = dict(network.named_modules())
+    hooks = {name: list(module._forward_hooks) for name, module in modules.items()}
+    rng = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    loader = DataLoader(TensorDataset(pictures, torch.zeros(len(pictures))), 8, shuffle=True)
+    for bad in (False, True):
+        if bad:
+            with pytest.raises(LeanconvError):
+                accelerate(network, loader, 10_000.0)
+        else:
+            accelerate(network, loader)
+        assert all(torch.equal(value, state[key]) for key, value in network.state_dict().items())
+        assert [module.training for module in network.modules()] == modes
+        assert dict(network.named_modules()) == modules
+        assert {name: list(module._forward_hooks) for name, module in modules.items()} == hooks
+        assert torch.equal(torch.get_rng_state(), rng[0])
+        assert random.getstate() == rng[1]
+        assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), rng[2], strict=True))
+    handle.remove()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_same_seed_same_bits(scheme: str, network: nn.Module, pictures: Tensor) -> None:
+    a, b = (accelerate(network, pictures, scheme=scheme, samples=500, seed=3) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(a.model.parameters(), b.model.parameters(), strict=True))
+    if scheme != "spatial":
+        other = accelerate(network, pictures, scheme=scheme, samples=500, seed=4)
+        assert any(not torch.equal(x, y) for x, y in zip(a.model.parameters(), other.model.parameters(), strict=False))
+
+
+def test_every_form_of_images_gives_the_same(network: nn.Module, pictures: Tensor) -> None:
+    labels = torch.arange(len(pictures))
+    forms = [
+        list(pictures.split(8)),
+        (batch for batch in pictures.split(8)),
+        [(batch, None) for batch in pictures.split(8)],
+        DataLoader(TensorDataset(pictures, labels), batch_size=8),
+    ]
+    results = [accelerate(network, form) for form in forms]
+    expected = results[0].model(pictures)
+    assert all(torch.equal(result.model(pictures), expected) for result in results)
+
+
+def test_skip(network: nn.Module, pictures: Tensor) -> None:
+    default = accelerate(network, pictures)
+    assert default.skipped == {"0": reasons.FIRST}
+    assert "0" in [layer.name for layer in accelerate(network, pictures, skip=[]).layers]
+    chosen = accelerate(network, pictures, 1.5, skip=["3", "0"])
+    assert chosen.skipped == {"0": reasons.ASKED, "3": reasons.ASKED}
+    assert [layer.name for layer in chosen.layers] == ["7", "10"]
+
+
+def test_ranks_by_hand(network: nn.Module, pictures: Tensor) -> None:
+    result = accelerate(network, pictures, ranks={"7": (20, 9)}, scheme="3d")
+    assert [(layer.name, layer.scheme, layer.ranks) for layer in result.layers] == [("7", "3d", (20, 9))]
+    assert set(result.skipped.values()) == {reasons.FIRST, reasons.NOT_NAMED}
+    factors = result.model[7]
+    assert [tuple(f.weight.shape) for f in factors] == [(20, 24, 3, 1), (9, 20, 1, 3), (32, 9, 1, 1)]
+    assert isinstance(result.model[8], nn.Identity)
+    assert "0" in [layer.name for layer in accelerate(network, pictures, ranks={"0": 5}, scheme="channel").layers]
+
+
+def test_linear_layers_are_sites_when_asked(pictures: Tensor) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 49, 64), nn.GELU(), nn.Linear(64, 5)
+    ).eval()
+    result = accelerate(model, pictures, 2.0, layers="all", scheme="channel")
+    assert 2.0 <= result.speedup < 2.04
+    assert [type(f) for f in result.model[3]] == [nn.Linear, nn.Linear]
+    assert survey(result.model, pictures[:1], layers="all").macs == result.macs_after
+    with pytest.raises(LeanconvError, match="no layer is left"):
+        accelerate(model, pictures, 2.0)
+
+
+def test_dtypes_and_memory_format_are_kept(pictures: Tensor) -> None:
+    for dtype, tolerance in ((torch.float64, 0.5), (torch.bfloat16, 0.6)):
+        model = plain_network().to(dtype)
+        result = accelerate(model, pictures.to(dtype), 1.5)
+        assert {p.dtype for p in result.model.parameters()} == {dtype}
+        output = result.model(pictures.to(dtype))
+        assert output.dtype == dtype
+        assert relative(output.float(), model(pictures.to(dtype)).float()) < tolerance
+    model = plain_network().to(memory_format=torch.channels_last)
+    result = accelerate(model, pictures, 1.5)
+    assert result.model[3][0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_residual_and_odd_networks_stay_right(pictures: Tensor) -> None:
+    """Sums, concatenation and re-use: what is done must be exact at full rank, the rest left alone."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.a = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+            self.b, self.shared = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.stem(x))
+            y = F.relu(x + self.b(F.relu(self.a(x))))
+            z = torch.cat([x, y], 1)
+            return self.shared(F.relu(self.shared(z)))
+
+    torch.manual_seed(0)
+    model = Residual().eval()
+    ranks = {"a": (24, 8), "b": (24, 8)}
+    result = accelerate(model, pictures, ranks=ranks)
+    assert relative(result.model(pictures), model(pictures)) <= 1e-4
+    assert result.skipped["shared"] == reasons.USED_AGAIN
+
+
+def test_layers_that_would_not_be_cheaper_stay_dense(pictures: Tensor) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 80, 3, padding=1), nn.ReLU(), nn.Conv2d(80, 80, 3, padding=1), nn.ReLU(), nn.Conv2d(80, 1, 1)
+    ).eval()
+    result = accelerate(model, pictures, 2.0, scheme="channel")
+    assert result.skipped["4"] == reasons.NOT_CHEAPER
+    spatial = accelerate(model, pictures, 2.0, scheme="spatial")
+    assert spatial.skipped["4"] == reasons.NOT_SPATIAL
+
+
+def test_result_prints_a_table(network: nn.Module, pictures: Tensor) -> None:
+    result = accelerate(network, pictures)
+    text = str(result)
+    assert all(layer.name in text for layer in result.layers)
+    assert f"{result.speedup:.3f}x fewer MACs" in text
+    assert reasons.FIRST in text
+
+
+REFUSALS = [
+    ({"speedup": 1.0}, r"speedup=1.0 must be a number above 1"),
+    ({"speedup": -2}, r"speedup=-2 must"),
+    ({"speedup": float("nan")}, r"speedup=nan must"),
+    ({"speedup": "4"}, r"speedup='4' must"),
+    ({"speedup": 1e6}, r"speedup=1e\+06 cannot be reached: .* gets \d+\.\d\dx"),
+    ({"scheme": "4d"}, r"scheme='4d' is not known; use 'channel', 'spatial', '3d'"),
+    ({"solver": "quadratic"}, r"solver='quadratic'"),
+    ({"ranks": "random"}, r"ranks='random' is not known"),
+    ({"ranks": "latency"}, r"not available in this version"),
+    ({"ranks": {"3": (4, 400)}}, r"allows 1 to 24"),
+    ({"ranks": {"33": (4, 4)}}, r"ranks names the layer '33'.*did you mean 3"),
+    ({"skip": ["00"]}, r"skip names the layer '00'.*did you mean 0"),
+    ({"skip": "0"}, r"one string"),
+    ({"skip": ["0", "3", "7", "10"]}, r"no layer is left"),
+    ({"layers": "dense"}, r"layers='dense'"),
+    ({"samples": 0}, r"samples=0"),
+    ({"seed": -1}, r"seed=-1"),
+    ({"device": "toaster"}, r"device='toaster' cannot be used"),
+    ({"workdir": "x"}, r"workdir"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSALS, ids=[str(a) for a, _ in REFUSALS])
+def test_bad_arguments_get_one_sentence(arguments, message: str, network: nn.Module, pictures: Tensor) -> None:
+    with pytest.raises(LeanconvError, match=message) as caught:
+        accelerate(network, pictures, **arguments)
+    assert isinstance(caught.value, ValueError)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ([], "images is empty"),
+        (None, "NoneType, which cannot be iterated"),
+        (["a.jpg"], "images gave a str"),
+        ([torch.zeros(3)], "every item must be a batch"),
+        (torch.zeros(4, 1, 16, 16), "layer '0' takes 3 input channels but was given 1"),
+        ([torch.zeros(4, 3, 1, 1)], "the model raised"),
+    ],
+)
+def test_bad_images(images, message: str, network: nn.Module) -> None:
+    with pytest.raises(LeanconvError, match=message):
+        accelerate(network, images)
+
+
+def test_nan_names_the_layer(network: nn.Module, pictures: Tensor) -> None:
+    spoilt = copy.deepcopy(network)
+    with torch.no_grad():
+        spoilt[7].weight[0, 0, 0, 0] = float("nan")
+    with pytest.raises(LeanconvError, match="layer '7' has NaN or infinite values in its weight"):
+        accelerate(spoilt, pictures)
+    bad = pictures.clone()
+    bad[3, 0, 0, 0] = float("inf")
+    with pytest.raises(LeanconvError, match="layer '3' receives NaN"):
+        accelerate(network, bad)
+
+    class Log(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.log()
+
+    late = copy.deepcopy(network)
+    late[6] = Log()
+    with pytest.raises(LeanconvError, match="layer '7' receives NaN"):
+        accelerate(late, pictures)
+
+
+def test_wrapped_and_wrong_models(pictures: Tensor, network: nn.Module) -> None:
+    for model, message in [
+        ("vgg16", "model is a str"),
+        (nn.DataParallel(network), "model.module"),
+        (torch.jit.trace(network, pictures[:1]), "TorchScript"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(768, 4)), "no convolution"),
+    ]:
+        with pytest.raises(LeanconvError, match=message):
+            accelerate(model, pictures)  # type: ignore[arg-type]
+
+
+def test_progress_falls_back_to_plain_lines(network: nn.Module, pictures: Tensor, capsys) -> None:
+    leanconv.accelerate(network, pictures, 2.0, samples=500)
+    lines = capsys.readouterr().err.splitlines()
+    assert any("original network: done in" in line for line in lines)
+    assert any("solving: 3/3 10 3d rank" in line for line in lines)

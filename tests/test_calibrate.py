@@ -1,0 +1,68 @@
+"""Patches and responses at sampled positions equal what the layer computes there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from leanconv.calibrate.batches import take
+from leanconv.calibrate.patches import choose_positions
+from leanconv.calibrate.responses import Probe, collect
+from leanconv.network.fold import folded
+from leanconv.network.observe import survey
+from tests.conftest import plain_network, smooth_images
+from tests.test_accelerate import CONV_CASES, network_of
+
+
+def all_responses(model: nn.Module, name: str, images: torch.Tensor, samples: int) -> torch.Tensor:
+    site = next(site for site in survey(model, images[:1]).sites if site.name == name)
+    probe = Probe(site, *folded(model, site, torch.float32))
+    return collect(model, take(images), [probe], samples=samples, seed=0, device=torch.device("cpu"))[name]
+
+
+@pytest.mark.parametrize("case", CONV_CASES)
+def test_responses_are_the_layers_own(case: str) -> None:
+    model, images = network_of(CONV_CASES[case]), smooth_images(5)
+    expected = model[:4](images).permute(0, 2, 3, 1).flatten(0, 2)  # up to the batch norm
+    found = all_responses(model, "2", images, samples=10**6)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_samples_are_a_subset_of_all_and_the_same_every_time() -> None:
+    model, images = plain_network(), smooth_images(10)
+    every = all_responses(model, "3", images, samples=10**6)
+    some = all_responses(model, "3", images, samples=200)
+    assert len(some) == 200
+    distance = torch.cdist(some, every).min(dim=1).values
+    assert distance.max() < 1e-3
+    assert torch.equal(some, all_responses(model, "3", images, samples=200))
+
+
+def test_an_operation_in_place_does_not_spoil_responses() -> None:
+    model = plain_network()
+    copy = plain_network()
+    for module in copy:
+        if isinstance(module, nn.ReLU):
+            module.inplace = False
+    images = smooth_images(6)
+    assert torch.equal(all_responses(model, "7", images, 300), all_responses(copy, "7", images, 300))
+
+
+def test_positions_are_distinct_where_the_map_is_small_and_spread_over_it() -> None:
+    chosen = choose_positions(50, 20, 10, (0, 1, 2))
+    assert all(len(set(row.tolist())) == 10 for row in chosen)
+    assert torch.equal(choose_positions(3, 4, 10, (0, 0, 0)), torch.arange(4).expand(3, 4))
+    counts = torch.bincount(choose_positions(2000, 1000, 10, (0, 0, 0)).flatten(), minlength=1000)
+    assert counts.float().std() < 2 * 20**0.5
+    assert not torch.equal(choose_positions(5, 100, 3, (0, 1, 0)), choose_positions(5, 100, 3, (0, 0, 1)))
+
+
+def test_layers_behind_the_last_probe_do_not_run() -> None:
+    model, images = plain_network(), smooth_images(4)
+    calls = []
+    model[10].register_forward_hook(lambda *_: calls.append(1))
+    site = survey(plain_network(), images[:1]).sites[1]
+    probe = Probe(site, *folded(model, site, torch.float32))
+    collect(model, take(images), [probe], samples=10, seed=0, device=torch.device("cpu"))
+    assert calls == []

@@ -1,0 +1,35 @@
+"""The demo in short: one epoch, two methods, one speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from leanconv import demo
+
+
+def test_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(demo, "SPEEDUPS", (4.0,))
+    monkeypatch.setattr(demo, "METHODS", {name: demo.METHODS[name] for name in ("Jaderberg", "3d")})
+    monkeypatch.setattr(demo, "SAMPLES", 1000)
+    found = demo.run_demo(out=tmp_path / "kept", epochs=2, quiet=True)
+    assert found.original > 0.8
+    assert found.accuracies["3d"][4.0] > found.original - 0.1
+    assert set(found.times) == {"original", "3d 4x"}
+    text = str(found)
+    assert "bit-equal" in text
+    assert (tmp_path / "kept" / "model.safetensors").exists()
+    json.dumps(found.to_json())
+
+
+def test_digits_network_has_enough_layers() -> None:
+    convolutions = [module for module in demo.DigitsNet().modules() if isinstance(module, nn.Conv2d)]
+    assert len(convolutions) >= 8
+    pictures, labels = demo.digits()
+    assert pictures.shape == (1797, 1, 32, 32)
+    assert set(labels.tolist()) == set(range(10))
+    assert torch.equal(demo.digits()[0], pictures)
