@@ -154,7 +154,7 @@ def test_inspect_measures_sparsity(place: Path, leanconv_command) -> None:
 
 
 REFUSALS = [
-    ("accelerate vgg61 --images photos --out x --weights none", "did you mean vgg16"),
+    ("accelerate vgg61 --images photos --out x --weights none", "did you mean vgg19 or vgg16"),
     ("accelerate net.py:biuld --images photos --out x", "did you mean build"),
     ("accelerate net.py:broken --images photos --out x", "no such luck"),
     ("accelerate net.py:text --images photos --out x", "must return a torch.nn.Module"),

@@ -131,15 +131,10 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
         raise LeanconvError(
             f"{str(folder / DESCRIPTION)!r} lacks or garbles {error}; save the network again."
         ) from None
-    network = _fresh(source, model)
-    for change in changes:
-        try:
-            replace(network, change)
-        except AttributeError:
-            raise LeanconvError(
-                f"the model given has no layer {change.name!r}; {str(folder)!r} was made from {source.name!r}, give "
-                "a network of the same architecture."
-            ) from None
+    # Building draws random numbers for weights that are about to be overwritten; the user's stay untouched.
+    with torch.random.fork_rng(devices=[]):
+        network = build(source) if model is None else copy.deepcopy(model).cpu()
+        _apply(changes, network, folder, source)
     _fill(network, weights, folder, source)
     return Accelerated(
         model=network.eval(),
@@ -157,11 +152,15 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
     )
 
 
-def _fresh(source: Source, model: nn.Module | None) -> nn.Module:
-    if model is not None:
-        return copy.deepcopy(model).cpu()
-    with torch.random.fork_rng(devices=[]):
-        return build(source)
+def _apply(changes: list[Change], network: nn.Module, folder: Path, source: Source) -> None:
+    for change in changes:
+        try:
+            replace(network, change)
+        except AttributeError:
+            raise LeanconvError(
+                f"the model given has no layer {change.name!r}; {str(folder)!r} was made from {source.name!r}, give "
+                "a network of the same architecture."
+            ) from None
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -214,20 +213,13 @@ def _fill(network: nn.Module, weights: dict[str, Tensor], folder: Path, source: 
             f"the network built does not fit {str(folder)!r} (made from {source.name!r}): {listing(wrong, 3)} differ; "
             "give a network of the same architecture."
         )
-    for module in network.modules():
+    for path, module in network.named_modules():
         for store in (module._parameters, module._buffers):
             for key, tensor in store.items():
-                if tensor is not None and tensor.is_floating_point():
-                    tensor.data = tensor.data.to(_saved_dtype(network, module, key, weights, tensor))
+                saved = weights.get(f"{path}.{key}" if path else key)
+                if tensor is not None and saved is not None:
+                    tensor.data = tensor.data.to(saved.dtype)
     network.load_state_dict(weights)
-
-
-def _saved_dtype(
-    network: nn.Module, module: nn.Module, key: str, weights: dict[str, Tensor], tensor: Tensor
-) -> torch.dtype:
-    path = next(name for name, candidate in network.named_modules() if candidate is module)
-    saved = weights.get(f"{path}.{key}" if path else key)
-    return tensor.dtype if saved is None else saved.dtype
 
 
 def _digest(data: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,10 +34,11 @@ def identify(model: nn.Module) -> Source:
     """The source of a live network: a torchvision builder whose product is the same in every respect but weights."""
     kind = type(model)
     if kind.__module__.startswith("torchvision.models."):
-        from torchvision.models import list_models
+        from torchvision.models import get_model_builder, list_models
 
         outputs = _last_outputs(model)
-        for name in list_models(module=_family(kind.__module__)):
+        family = [name for name in list_models() if get_model_builder(name).__module__ == kind.__module__]
+        for name in family:
             for classes in (None, outputs):
                 if _same_shape(model, name, classes):
                     return Source(library="torchvision", name=name, classes=classes)
@@ -45,7 +47,7 @@ def identify(model: nn.Module) -> Source:
 
 def build(source: Source, *, pretrained: Any = None) -> nn.Module:
     """A fresh network. ``pretrained`` is what the library takes: torchvision's weights, timm's True."""
-    arguments = {} if source.classes is None else {"num_classes": source.classes}
+    arguments: dict[str, Any] = {} if source.classes is None else {"num_classes": source.classes}
     if source.library == "torchvision":
         import torchvision
 
@@ -55,6 +57,8 @@ def build(source: Source, *, pretrained: Any = None) -> nn.Module:
             raise unknown_name(
                 source.name, torchvision.models.list_models(), what="torchvision model", where="MODEL"
             ) from None
+        if pretrained is None and "weights_backbone" in inspect.signature(builder).parameters:
+            arguments["weights_backbone"] = None  # a detector would fetch them otherwise
         return builder(weights=pretrained, **arguments)
     if source.library == "timm":
         timm = require_timm()
@@ -76,12 +80,6 @@ def require_timm() -> Any:
     return timm
 
 
-def _family(module: str) -> Any:
-    import importlib
-
-    return importlib.import_module(module)
-
-
 def _last_outputs(model: nn.Module) -> int | None:
     outputs = None
     for module in model.modules():
@@ -93,7 +91,10 @@ def _last_outputs(model: nn.Module) -> int | None:
 
 
 def _same_shape(model: nn.Module, name: str, classes: int | None) -> bool:
-    """Compare with the builder's product on the meta device: no memory, no random numbers."""
+    """Compare with the builder's product on the meta device: no memory, no time, no random numbers.
+
+    RegNet's builders compute with tensors and fail there; such a network is 'other' unless the caller knows its name.
+    """
     try:
         with torch.device("meta"):
             other = build(Source(library="torchvision", name=name, classes=classes))

@@ -18,9 +18,6 @@ SCHEDULE = ((0.01, 25), (1.0, 25))
 # The true error is looked at this often; on a GPU each look waits for the device.
 CHECK_EVERY = 5
 
-# Steps of orthogonal iteration an alternation takes from the subspace of the one before.
-SUBSPACE_STEPS = 2
-
 # Chunks summed in the dtype of the samples before they join the float64 sum.
 FLUSH_EVERY = 8
 
@@ -55,9 +52,9 @@ def nonlinear(
     The map returned is the one with the smallest true error of all those looked at, so it is never worse than
     the linear start.
 
-    Step (i) needs the leading eigenvectors of a matrix that hardly moves between iterations. Two steps of
-    orthogonal iteration from the previous ones never raise the relaxed error (the trace they capture cannot
-    fall) and cost a quarter of an eigendecomposition; the last iteration of each phase is exact.
+    Step (i) needs the leading eigenvectors of a matrix that hardly moves between iterations. A step of orthogonal
+    iteration from the previous ones never raises the relaxed error (the trace they capture cannot fall) and costs
+    a quarter of an eigendecomposition; the last iteration of each phase is exact.
 
     Cost an iteration: n d (d + 2 rank) multiply-adds, the z-step and O(d^2 rank).
     """
@@ -153,7 +150,6 @@ def _squared_error(fitted: LowRank, activated: Tensor, y: Tensor, activation: Ac
 
 
 def _advance(a: Tensor, u: Tensor) -> Tensor:
-    """Orthogonal iteration on A A^T from the orthonormal columns ``u``."""
-    for _ in range(SUBSPACE_STEPS):
-        u, _ = torch.linalg.qr(a @ (a.T @ u))
-    return u
+    """A step of orthogonal iteration on A A^T from the orthonormal columns ``u``."""
+    q: Tensor = torch.linalg.qr(a @ (a.T @ u)).Q
+    return q

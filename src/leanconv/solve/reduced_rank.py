@@ -26,11 +26,13 @@ class Regressor:
     mean: Tensor
     root: Tensor
     inverse_root: Tensor
+    inverse: Tensor
 
     @classmethod
     def of(cls, y: Tensor) -> Regressor:
         moments = Moments.of(y)
-        return cls(moments.mean, *roots(moments.regular()))
+        root, inverse_root = roots(moments.regular())
+        return cls(moments.mean, root, inverse_root, inverse_root @ inverse_root)
 
     def whitened(self, difference_by_y: Tensor) -> Tensor:
         """A (d x d) from the centred sum (z - y) y^T (d x d)."""
@@ -39,7 +41,7 @@ class Regressor:
 
     def solution(self, u: Tensor, difference_by_y: Tensor, z_mean: Tensor, dtype: torch.dtype) -> LowRank:
         """P = U, Q = M^^T U, b = mean z - M mean y."""
-        q = u + self.inverse_root @ (self.inverse_root @ (difference_by_y.T @ u))
+        q = u + self.inverse @ (difference_by_y.T @ u)
         b = z_mean - u @ (q.T @ self.mean)
         return LowRank(u.to(dtype), q.to(dtype), b.to(dtype))
 
@@ -55,16 +57,18 @@ def reduced_rank(z: Tensor, y: Tensor, rank: int, regressor: Regressor | None = 
 
     Where y has not varied in the sample M is the identity: the minimum is taken with d pseudo-samples z = y
     of negligible weight, so a singular Y Y^T has a unique and harmless answer. ``regressor`` is that of ``y``
-    where it is already known. Cost 2 n d^2 + O(d^3).
+    where it is already known. Cost n d^2 multiply-adds, as many in float64 for the regressor, and O(d^3).
     """
     regressor = regressor or Regressor.of(y)
     width = y.shape[1]
     by_y = torch.zeros(width, width, dtype=torch.float64, device=y.device)
     total = torch.zeros(width, dtype=torch.float64, device=y.device)
-    for rows in chunks(len(y), y.device):
-        difference = z[rows].to(torch.float64) - y[rows]
-        by_y.addmm_(difference.T, y[rows].to(torch.float64) - regressor.mean)
-        total += difference.sum(0)
+    if z is not y:
+        for rows in chunks(len(y), y.device):
+            difference = z[rows] - y[rows]
+            by_y += difference.T @ y[rows]
+            total += difference.sum(0)
+        by_y -= torch.outer(total, regressor.mean)
     u = leading_subspace(regressor.whitened(by_y), rank)
     z_mean = regressor.mean + total / max(len(y), 1)
     return regressor.solution(u, by_y, z_mean, y.dtype)
