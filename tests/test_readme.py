@@ -1,0 +1,43 @@
+"""What the README shows, runs, and prints what it says it prints."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_readme_python(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "example.py").write_text(example)
+    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines()
+    # Another processor trains slightly other weights: layers, schemes and costs before are the same, ranks nearly.
+    assert len(printed) == len(shown.splitlines())
+    for ours, theirs in zip(printed, shown.splitlines(), strict=True):
+        assert ours.split()[:2] == theirs.split()[:2] or "fewer MACs" in ours
+    assert re.match(r"4\.0\d\dx fewer MACs: 29\.4 M -> 7\.\d M", printed[-1])
+    assert (tmp_path / "digits-4x" / "model.safetensors").exists()
+
+
+def test_readme_tables_are_the_committed_results() -> None:
+    results = Path(__file__).parents[1] / "benchmarks" / "results"
+    for name in ("vgg16_imagenet.md", "solver-cpu.md"):
+        assert (results / name).read_text().strip() in README, f"{name} changed; copy it into the README"
+
+
+def test_every_command_in_the_readme_exists() -> None:
+    block = next(block for block in re.findall(r"```\n(.*?)```", README, re.DOTALL) if "leanconv inspect" in block)
+    for line in block.strip().splitlines():
+        words = line.split("#")[0].split()
+        done = subprocess.run(
+            [sys.executable, "-m", "leanconv", words[1], "--help"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0
+        for word in words:
+            assert not word.startswith("--") or word in done.stdout
