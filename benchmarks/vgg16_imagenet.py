@@ -28,15 +28,7 @@ import leanconv
 from leanconv.evaluate.classification import accuracy, agreement, logits_of
 from leanconv.images import Preprocess, find_pictures
 from leanconv.images.batches import spread, stream
-
-METHODS: dict[str, dict[str, Any]] = {
-    "Jaderberg": {"scheme": "spatial", "ranks": "uniform"},
-    "linear, symmetric": {"scheme": "channel", "ranks": "uniform", "solver": "linear", "asymmetric": False},
-    "nonlinear, symmetric": {"scheme": "channel", "ranks": "uniform", "asymmetric": False},
-    "nonlinear, asymmetric": {"scheme": "channel", "ranks": "uniform"},
-    "+ rank selection": {"scheme": "channel", "ranks": "energy"},
-    "3d": {"scheme": "3d", "ranks": "energy"},
-}
+from leanconv.methods import METHODS
 
 
 class Vgg16Probe(nn.Module):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import leanconv
 from leanconv import LeanconvError
 from leanconv.network import reasons
-from leanconv.network.observe import survey
+from leanconv.network.survey import survey
 from tests.conftest import plain_network, relative, settle_batch_norms, smooth_images
 
 SCHEMES = ["channel", "spatial", "3d"]

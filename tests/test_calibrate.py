@@ -10,7 +10,7 @@ from leanconv.calibrate.batches import take
 from leanconv.calibrate.patches import choose_positions
 from leanconv.calibrate.responses import Probe, collect
 from leanconv.network.fold import folded
-from leanconv.network.observe import survey
+from leanconv.network.survey import survey
 from tests.conftest import plain_network, smooth_images
 from tests.test_accelerate import CONV_CASES, network_of
 

@@ -11,8 +11,8 @@ from leanconv.errors import LeanconvError
 from leanconv.network import reasons
 from leanconv.network.fold import folded
 from leanconv.network.geometry import Geometry
-from leanconv.network.observe import survey
 from leanconv.network.replaceable import replaceable
+from leanconv.network.survey import survey
 from tests.conftest import plain_network, settle_batch_norms
 
 SAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -228,3 +228,17 @@ def test_same_padding_margins(kernel: tuple[int, int], dilation: int) -> None:
     plain.load_state_dict(conv.state_dict())
     padded = F.pad(SAMPLE, Geometry.of(conv).margins())
     assert torch.allclose(conv(SAMPLE), plain(padded), atol=1e-6)
+
+
+def test_layers_called_by_keyword() -> None:
+    class ByName(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.act = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(input=self.act(input=self.a(input=x)))
+
+    found = survey(ByName().eval(), SAMPLE)
+    assert [layer.macs for layer in found.layers] == [14 * 14 * 8 * 27, 12 * 12 * 8 * 72]
+    assert found.sites[0].activation.name == "relu"

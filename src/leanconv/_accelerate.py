@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from leanconv.calibrate.batches import Batches, take, to_device
 from leanconv.calibrate.responses import Probe, collect, model_failed
-from leanconv.errors import LeanconvError, unknown_name
+from leanconv.entrance import check_model, copied, device_of, parse_device, untouched_rng
+from leanconv.errors import LeanconvError, listing, unknown_name
 from leanconv.fit import Fit, fit_site, measure
 from leanconv.network import reasons
 from leanconv.network.fold import folded
 from leanconv.network.geometry import Scheme
-from leanconv.network.observe import survey
 from leanconv.network.replace import Change, replace
 from leanconv.network.replaceable import replaceable
 from leanconv.network.sites import Site, Survey
 from leanconv.network.source import identify
+from leanconv.network.survey import survey
 from leanconv.options import Options
 from leanconv.progress import Progress, reporter
 from leanconv.ranks import Candidate, Choice, Plan, by_hand, select
@@ -87,10 +85,10 @@ def accelerate(
     )
     if workdir is not None:
         raise LeanconvError(f"workdir={workdir!r}: resumable runs are not available in this version; leave it out.")
-    _check_model(model)
-    home = _device_of(model)
-    place = home if device is None else _parse_device(device)
-    with _untouched_rng(options.seed):
+    check_model(model)
+    home = device_of(model)
+    place = home if device is None else parse_device(device)
+    with untouched_rng(options.seed):
         job = _Job.prepare(model, take(images), options, place, reporter(progress))
         return job.run(home)
 
@@ -114,7 +112,7 @@ class _Job:
     def prepare(
         cls, model: nn.Module, batches: Batches, options: Options, device: torch.device, reporter: Progress
     ) -> _Job:
-        original = _copy(model).eval().to(device)
+        original = copied(model).eval().to(device)
         sample = to_device(batches.sample(), device)
         try:
             found = survey(original, sample, layers=options.layers)
@@ -133,7 +131,8 @@ class _Job:
         _apply_skip(options, found, sites, skipped)
         if not sites:
             raise LeanconvError(
-                "no layer is left to accelerate: " + "; ".join(f"{name}: {why}" for name, why in skipped.items()) + "."
+                f"no layer is left to accelerate ({listing([f'{n}: {why}' for n, why in skipped.items()], 3)}); give a "
+                "network with convolutions leanconv can replace, or skip fewer."
             )
         double = any(parameter.dtype == torch.float64 for parameter in original.parameters())
         return cls(
@@ -306,47 +305,6 @@ class _Job:
         )
 
 
-def _check_model(model: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise LeanconvError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise LeanconvError("model is a TorchScript module; give the nn.Module it was made from.")
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        raise LeanconvError(f"model is wrapped in {type(model).__name__}; give model.module.")
-    if type(model).__name__ == "OptimizedModule":
-        raise LeanconvError("model was made by torch.compile; give the module it was made from (model._orig_mod).")
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            layer, _, kind = name.rpartition(".")
-            raise LeanconvError(
-                f"layer {layer!r} has NaN or infinite values in its {kind}; repair or retrain the network first."
-            )
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    tensor = next(model.parameters(), None)
-    return tensor.device if tensor is not None else torch.device("cpu")
-
-
-def _parse_device(device: torch.device | str) -> torch.device:
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise LeanconvError(f"device={str(device)!r} cannot be used here ({reason}); try 'cpu'.") from None
-    return place
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise LeanconvError(
-            f"the model cannot be copied ({type(error).__name__}: {error}); copy.deepcopy(model) must work."
-        ) from error
-
-
 def _apply_skip(options: Options, found: Survey, sites: dict[str, Site], skipped: dict[str, str]) -> None:
     known = [layer.name for layer in found.layers]
     if options.skip is None:
@@ -370,22 +328,3 @@ def _in_order(skipped: dict[str, str], found: Survey) -> dict[str, str]:
 
 def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-@contextmanager
-def _untouched_rng(seed: int) -> Iterator[None]:
-    """Run with fixed random states and put the user's back, whatever happens.
-
-    Loaders draw from all three generators; some networks draw in eval mode.
-    """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % (1 << 32))
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)

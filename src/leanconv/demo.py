@@ -18,20 +18,13 @@ from torch.nn import functional as F
 from leanconv._accelerate import accelerate
 from leanconv.errors import LeanconvError
 from leanconv.evaluate.classification import accuracy, logits_of
+from leanconv.methods import METHODS
 from leanconv.progress import reporter
 from leanconv.result import Accelerated
 from leanconv.storage import check_new, load
 from leanconv.table import table
 
 SPEEDUPS = (2.0, 3.0, 4.0, 6.0)
-METHODS: dict[str, dict[str, Any]] = {
-    "Jaderberg": {"scheme": "spatial", "ranks": "uniform"},
-    "linear, symmetric": {"scheme": "channel", "ranks": "uniform", "solver": "linear", "asymmetric": False},
-    "nonlinear, symmetric": {"scheme": "channel", "ranks": "uniform", "asymmetric": False},
-    "nonlinear, asymmetric": {"scheme": "channel", "ranks": "uniform"},
-    "+ rank selection": {"scheme": "channel", "ranks": "energy"},
-    "3d": {"scheme": "3d", "ranks": "energy"},
-}
 SAVED = 4.0
 BATCH = 32
 TRAINING = 1000
@@ -166,6 +159,8 @@ def run_demo(*, out: Path | None = None, epochs: int = 6, quiet: bool = False) -
                 if name == "3d":
                     networks[f"3d {speedup:g}x"] = result.model
                     results[speedup] = result
+                elif name == "+ rank selection":
+                    networks[f"channel {speedup:g}x"] = result.model
                 stage.advance()
     return Demo(
         original=score(model),

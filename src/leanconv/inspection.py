@@ -14,8 +14,8 @@ from leanconv.calibrate.responses import Probe, collect, model_failed
 from leanconv.errors import LeanconvError
 from leanconv.fit import site_activation
 from leanconv.network.fold import folded
-from leanconv.network.observe import survey
 from leanconv.network.sites import Survey
+from leanconv.network.survey import survey
 from leanconv.table import table
 
 # Responses looked at a layer to measure sparsity; 20,000 x d numbers.

@@ -1,170 +1,19 @@
-"""Find the sites of a network by running it once and recording which operation consumed which tensor."""
+"""Find the layers and sites of a network by observing one run."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from leanconv.errors import LeanconvError
 from leanconv.network import reasons
 from leanconv.network.geometry import Cost, Geometry, Pair
-from leanconv.network.recognise import (
-    CONVOLUTIONS,
-    LAYERS,
-    activation_call,
-    activation_module,
-    has_hooks,
-    is_batch_norm,
-)
+from leanconv.network.recognise import LAYERS, has_hooks
+from leanconv.network.recording import Event, Key, recording
 from leanconv.network.sites import ActivationSpec, Layer, Site, Survey
-
-# A tensor at one moment: an operation in place makes a new key of the same object.
-Key = tuple[int, int]
-
-
-def _key(tensor: Tensor) -> Key:
-    return id(tensor), 0 if tensor.is_inference() else tensor._version
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-
-
-@dataclass
-class Event:
-    """One operation: what it was, what went in and what came out."""
-
-    kind: Literal["layer", "batch_norm", "activation", "call", "other"]
-    inputs: list[Key]
-    outputs: list[Key]
-    name: str = ""
-    activation: ActivationSpec | None = None
-    in_shape: tuple[int, ...] = ()
-    out_shape: tuple[int, ...] = ()
-    weight_shape: tuple[int, ...] = ()
-
-
-class Recording(TorchFunctionMode):
-    """The events of one run. Inside a recognised module the functions it calls are not recorded again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: list[Event] = []
-        self._alive: list[Tensor] = []  # ids stay unique while their tensors live
-        self._inside = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self._inside:
-            return func(*args, **kwargs)
-        given = list(_tensors(args)) + list(_tensors(kwargs))
-        inputs = [_key(tensor) for tensor in given]
-        result = func(*args, **kwargs)
-        made = list(_tensors(result))
-        # Questions about a tensor (its shape, its device) consume nothing.
-        if made:
-            event = Event("other", inputs, [])
-            if spec := activation_call(func, args, kwargs):
-                event.kind, event.activation = "activation", spec
-            elif func in CONVOLUTIONS and len(given) > 1:
-                event.kind, event.name = "call", f"{func.__name__}#{len(self.events)}"
-                event.in_shape, event.out_shape = tuple(given[0].shape), tuple(made[0].shape)
-                event.weight_shape = tuple(given[1].shape)
-            self._record(event, given, made)
-        return result
-
-    def _record(self, event: Event, given: list[Tensor], made: list[Tensor]) -> None:
-        event.outputs = [_key(tensor) for tensor in made]
-        self.events.append(event)
-        self._alive.extend(given)
-        self._alive.extend(made)
-
-    def enter(self, name: str, module: nn.Module, args: Any) -> list[Key]:
-        self._inside += 1
-        inputs = list(_tensors(args))
-        if isinstance(module, LAYERS) and inputs:
-            _check_input(name, module, inputs[0])
-        return [_key(tensor) for tensor in inputs]
-
-    def leave(self, event: Event, args: Any, result: Any) -> None:
-        self._inside -= 1
-        given, made = list(_tensors(args)), list(_tensors(result))
-        if given and made:
-            event.in_shape, event.out_shape = tuple(given[0].shape), tuple(made[0].shape)
-        self._record(event, given, made)
-
-
-def _check_input(name: str, layer: nn.Module, x: Tensor) -> None:
-    if isinstance(layer, nn.Linear):
-        wanted, found = layer.in_features, x.shape[-1] if x.dim() else 0
-    else:
-        wanted = int(layer.in_channels)  # type: ignore[arg-type]
-        axis = x.dim() - len(layer.kernel_size) - 1  # type: ignore[arg-type]
-        found = x.shape[axis] if 0 <= axis < x.dim() else 0
-    if wanted != found:
-        raise LeanconvError(
-            f"layer {name!r} takes {wanted} input channels but was given {found} (input shape "
-            f"{tuple(x.shape)}); give images with the channels and size the network was trained on."
-        )
-
-
-@contextmanager
-def recording(model: nn.Module) -> Iterator[Recording]:
-    """Record the run inside the block; hooks come off on any error."""
-    tape = Recording()
-    handles = []
-    for name, module in model.named_modules():
-        event_kind, spec = _kind(module)
-        if event_kind is None:
-            continue
-        pending: list[list[Key]] = []
-
-        def before(module: nn.Module, args: Any, name: str = name, pending: Any = pending) -> None:
-            pending.append(tape.enter(name, module, args))
-
-        def after(
-            module: nn.Module,
-            args: Any,
-            result: Any,
-            name: str = name,
-            kind: Any = event_kind,
-            spec: Any = spec,
-            pending: Any = pending,
-        ) -> None:
-            tape.leave(Event(kind, pending.pop(), [], name=name, activation=spec), args, result)
-
-        handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-    try:
-        with torch.no_grad(), tape:
-            yield tape
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _kind(
-    module: nn.Module,
-) -> tuple[Literal["layer", "batch_norm", "activation"] | None, ActivationSpec | None]:
-    if isinstance(module, LAYERS):
-        return "layer", None
-    if is_batch_norm(module):
-        return "batch_norm", None
-    spec = activation_module(module)
-    return ("activation", spec) if spec else (None, None)
 
 
 def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "conv") -> Survey:

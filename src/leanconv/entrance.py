@@ -1,0 +1,75 @@
+"""What comes through the door: the user's model checked and copied, their random states kept."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from leanconv.errors import LeanconvError
+
+
+def check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise LeanconvError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise LeanconvError("model is a TorchScript module; give the nn.Module it was made from.")
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise LeanconvError(f"model is wrapped in {type(model).__name__}; give model.module.")
+    if type(model).__name__ == "OptimizedModule":
+        raise LeanconvError("model was made by torch.compile; give the module it was made from (model._orig_mod).")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            layer, _, kind = name.rpartition(".")
+            raise LeanconvError(
+                f"layer {layer!r} has NaN or infinite values in its {kind}; repair or retrain the network first."
+            )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    tensor = next(model.parameters(), None)
+    return tensor.device if tensor is not None else torch.device("cpu")
+
+
+def parse_device(device: torch.device | str) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LeanconvError(f"device={str(device)!r} cannot be used here ({reason}); try 'cpu'.") from None
+    return place
+
+
+def copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise LeanconvError(
+            f"the model cannot be copied ({type(error).__name__}: {error}); copy.deepcopy(model) must work."
+        ) from error
+
+
+@contextmanager
+def untouched_rng(seed: int) -> Iterator[None]:
+    """Run with fixed random states and put the user's back, whatever happens.
+
+    Loaders draw from all three generators; some networks draw in eval mode.
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
