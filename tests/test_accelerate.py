@@ -338,6 +338,8 @@ def test_wrapped_and_wrong_models(pictures: Tensor, network: nn.Module) -> None:
         (nn.DataParallel(network), "model.module"),
         (torch.jit.trace(network, pictures[:1]), "TorchScript"),
         (nn.Sequential(nn.Flatten(), nn.Linear(768, 4)), "no convolution"),
+        (nn.Sequential(nn.LazyConv2d(4, 3)), "lazy"),
+        (plain_network().to("meta"), "meta device"),
     ]:
         with pytest.raises(LeanconvError, match=message):
             accelerate(model, pictures)  # type: ignore[arg-type]
@@ -348,3 +350,8 @@ def test_progress_falls_back_to_plain_lines(network: nn.Module, pictures: Tensor
     lines = capsys.readouterr().err.splitlines()
     assert any("original network: done in" in line for line in lines)
     assert any("solving: 3/3 10 3d rank" in line for line in lines)
+
+
+def test_an_infinite_mask_is_not_a_broken_weight(network: nn.Module, pictures: Tensor) -> None:
+    network.register_buffer("mask", torch.full((2, 2), float("-inf")))
+    assert accelerate(network, pictures).speedup >= 2.0

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from leanconv.errors import LeanconvError
 
 
 def check_model(model: Any) -> None:
+    """Refuse what cannot be copied, run or trusted, before any time is spent on it."""
     if not isinstance(model, nn.Module):
         raise LeanconvError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
     if isinstance(model, torch.jit.ScriptModule):
@@ -25,8 +27,19 @@ def check_model(model: Any) -> None:
     if type(model).__name__ == "OptimizedModule":
         raise LeanconvError("model was made by torch.compile; give the module it was made from (model._orig_mod).")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            layer, _, kind = name.rpartition(".")
+        layer, _, kind = name.rpartition(".")
+        if is_lazy(tensor):
+            raise LeanconvError(
+                f"layer {layer!r} is lazy and has no {kind} yet; run the network once on an image first."
+            )
+        if tensor.is_meta:
+            raise LeanconvError(f"layer {layer!r} is on the meta device and has no values; load the weights first.")
+        if not tensor.is_floating_point():
+            continue
+        # A mask kept in a buffer may rightly be infinite; a weight may not.
+        infinite_is_fine = not isinstance(tensor, nn.Parameter) and not kind.startswith("running_")
+        sound = ~torch.isnan(tensor) if infinite_is_fine else torch.isfinite(tensor)
+        if not bool(sound.all()):
             raise LeanconvError(
                 f"layer {layer!r} has NaN or infinite values in its {kind}; repair or retrain the network first."
             )
