@@ -18,7 +18,7 @@ from tests.test_accelerate import CONV_CASES, network_of
 def all_responses(model: nn.Module, name: str, images: torch.Tensor, samples: int) -> torch.Tensor:
     site = next(site for site in survey(model, images[:1]).sites if site.name == name)
     probe = Probe(site, *folded(model, site, torch.float32))
-    return collect(model, take(images), [probe], samples=samples, seed=0, device=torch.device("cpu"))[name]
+    return collect(model, take(images), [probe], samples=samples, seed=0, device=torch.device("cpu"))[name].y
 
 
 @pytest.mark.parametrize("case", CONV_CASES)

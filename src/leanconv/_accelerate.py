@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.calibrate.batches import Batches, take, to_device
-from leanconv.calibrate.responses import Probe, collect, model_failed
+from leanconv.calibrate.responses import Probe, Responses, collect, model_failed
 from leanconv.entrance import check_model, copied, device_of, parse_device, untouched_rng
 from leanconv.errors import LeanconvError, listing, unknown_name
 from leanconv.fit import Fit, fit_site, measure
@@ -201,11 +201,11 @@ class _Job:
     def _dense_probes(self) -> list[Probe]:
         return [Probe(site, *folded(self.original, site, self.dtype)) for site in self.sites.values()]
 
-    def _responses(self, stream: nn.Module, probes: list[Probe], title: str) -> dict[str, Tensor]:
+    def _responses(self, stream: nn.Module, probes: list[Probe], title: str) -> dict[str, Responses]:
         with self.reporter.stage(title, len(self.batches.items)) as stage:
             return self._collect(stream, probes, stage.advance)
 
-    def _collect(self, stream: nn.Module, probes: list[Probe], step: Any) -> dict[str, Tensor]:
+    def _collect(self, stream: nn.Module, probes: list[Probe], step: Any) -> dict[str, Responses]:
         return collect(
             stream,
             self.batches,
@@ -216,7 +216,7 @@ class _Job:
             step=step,
         )
 
-    def _candidates(self, targets: dict[str, Tensor]) -> tuple[dict[str, Candidate], dict[str, SpatialBasis]]:
+    def _candidates(self, targets: dict[str, Responses]) -> tuple[dict[str, Candidate], dict[str, SpatialBasis]]:
         """The spectra ranks are chosen by."""
         candidates: dict[str, Candidate] = {}
         bases: dict[str, SpatialBasis] = {}
@@ -227,20 +227,20 @@ class _Job:
                 bases[name] = spatial_basis(weight)
                 spatial = Energies(bases[name].values.tolist())
             if self.options.scheme != "spatial":
-                channel = Energies(spectrum(targets[name]).values[: site.geometry.channel_limit].tolist())
+                channel = Energies(spectrum(targets[name].y).values[: site.geometry.channel_limit].tolist())
             candidates[name] = Candidate(
                 name=name, geometry=site.geometry, cost=site.cost, channel=channel, spatial=spatial
             )
         return candidates, bases
 
-    def _drop_dense(self, plan: Plan, targets: dict[str, Tensor]) -> None:
+    def _drop_dense(self, plan: Plan, targets: dict[str, Responses]) -> None:
         for name in [name for name in self.sites if name not in plan]:
             site = self.sites.pop(name)
             del targets[name]
             weights_only = self.options.scheme == "spatial" and not site.geometry.splits_spatially
             self.skipped[name] = reasons.NOT_SPATIAL if weights_only else reasons.NOT_CHEAPER
 
-    def _solve(self, plan: Plan, targets: dict[str, Tensor], bases: dict[str, SpatialBasis]) -> dict[str, Fit]:
+    def _solve(self, plan: Plan, targets: dict[str, Responses], bases: dict[str, SpatialBasis]) -> dict[str, Fit]:
         """Every site, shallow to deep.
 
         Asymmetric: a site's inputs come from the accelerated network as it stands when its turn comes. Symmetric:
@@ -254,7 +254,7 @@ class _Job:
         spatial_only = options.scheme == "spatial"
         live = options.asymmetric and not spatial_only
         steps = len(self.sites) * (len(self.batches.items) + 1) if live else len(self.sites)
-        inputs: dict[str, Tensor] = {}
+        inputs: dict[str, Responses] = {}
         if not live and not spatial_only:
             if options.scheme == "3d":
                 inputs = self._responses(self.original, list(probes.values()), "split filters")
@@ -264,14 +264,14 @@ class _Job:
             for number, (name, site) in enumerate(self.sites.items(), 1):
                 choice = plan[name]
                 if live:
-                    y = self._collect(self.accelerated, [probes[name]], stage.advance)[name]
+                    given = self._collect(self.accelerated, [probes[name]], stage.advance)[name]
                 else:
-                    y = targets[name] if spatial_only else inputs[name]
+                    given = targets[name] if spatial_only else inputs[name]
                 fits[name] = fit_site(
                     site,
                     choice,
                     target=targets[name],
-                    y=y,
+                    given=given,
                     filters=folded(self.original, site, self.dtype),
                     basis=bases.get(name),
                     solver=options.solver,

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from leanconv.calibrate.responses import Responses
 from leanconv.network.replace import Factors
 from leanconv.network.sites import Site
 from leanconv.ranks.candidates import Choice
@@ -35,20 +36,20 @@ def fit_site(
     site: Site,
     choice: Choice,
     *,
-    target: Tensor,
-    y: Tensor,
+    target: Responses,
+    given: Responses,
     filters: tuple[Tensor, Tensor],
     basis: SpatialBasis | None,
     solver: Literal["linear", "nonlinear"],
 ) -> Fit:
-    """``target``: responses of the original (n x d). ``y``: responses to fit them from, at the same positions;
-    the same tensor in the symmetric case. ``filters``: weight (d x c x kh x kw) and bias (d), batch norm folded."""
+    """``target``: responses of the original. ``given``: those to fit them from, at the same positions; the same
+    object in the symmetric case. ``filters``: weight (d x c x kernel) and bias (d), batch norm folded."""
     weight, bias = filters
     if choice.scheme == "spatial":
         assert basis is not None
         split = basis.split(choice.ranks[0])
-        return Fit(Factors((split.vertical, split.horizontal), bias), measure(site, target, y))
-    low_rank = _solve(site, target, y, choice.ranks[-1], solver)
+        return Fit(Factors((split.vertical, split.horizontal), bias), measure(site, target, given))
+    low_rank = _solve(site, target, given, choice.ranks[-1], solver)
     expanded_bias = low_rank.b + low_rank.p @ (low_rank.q.T @ bias)
     if choice.scheme == "channel":
         weights = [_project(low_rank.q, weight), low_rank.p]
@@ -56,13 +57,24 @@ def fit_site(
         assert basis is not None
         split = basis.split(choice.ranks[0])
         weights = [split.vertical, _project(low_rank.q, split.horizontal), low_rank.p]
-    return Fit(Factors(tuple(weights), expanded_bias), measure(site, target, low_rank(y)))
+    fitted = Responses(low_rank(given.y), given.addend)
+    return Fit(Factors(tuple(weights), expanded_bias), measure(site, target, fitted))
 
 
-def _solve(site: Site, target: Tensor, y: Tensor, rank: int, solver: str) -> LowRank:
+def _solve(site: Site, target: Responses, given: Responses, rank: int, solver: str) -> LowRank:
+    """Responses with the shortcut added are fitted: r(s + y) by r(s^ + M y^ + b), s and s^ zero without one."""
     if solver == "nonlinear" and site.activation.name != "identity":
-        return nonlinear(target, y, rank, site_activation(site, target)).map
-    return pca(y, rank) if y is target else reduced_rank(target, y, rank)
+        whole = _whole(target)
+        return nonlinear(whole, given.y, rank, site_activation(site, whole), addend=given.addend).map
+    if given is target:
+        return pca(given.y, rank)
+    wanted = target.y if given.addend is None else _whole(target) - given.addend
+    return reduced_rank(wanted, given.y, rank)
+
+
+def _whole(responses: Responses) -> Tensor:
+    """What reaches the activation."""
+    return responses.y if responses.addend is None else responses.y + responses.addend
 
 
 def _project(q: Tensor, weight: Tensor) -> Tensor:
@@ -77,12 +89,13 @@ def site_activation(site: Site, like: Tensor) -> Activation:
     return activation(site.activation.name, **parameters)
 
 
-def measure(site: Site, target: Tensor, approximation: Tensor) -> float:
-    """Relative error behind the activation."""
-    r = site_activation(site, target)
-    wanted = r(target)
+def measure(site: Site, target: Responses, approximation: Responses) -> float:
+    """Relative error behind the activation, shortcut included."""
+    wanted = _whole(target)
+    r = site_activation(site, wanted)
+    wanted = r(wanted)
     size = float(torch.linalg.vector_norm(wanted, dtype=torch.float64))
-    error = float(torch.linalg.vector_norm(r(approximation) - wanted, dtype=torch.float64))
+    error = float(torch.linalg.vector_norm(r(_whole(approximation)) - wanted, dtype=torch.float64))
     if size == 0:
         return 0.0 if error == 0 else math.inf
     return error / size

@@ -110,6 +110,6 @@ def inspect_network(
         responses = collect(network, take(batches), probes, samples=SAMPLES, seed=0, device=place)
         for site in found.sites:
             if site.activation.name != "identity":
-                y = responses[site.name]
+                y = responses[site.name].y
                 zeros[site.name] = (site_activation(site, y)(y) == 0).double().mean().item()
     return Inspection(found, zeros)

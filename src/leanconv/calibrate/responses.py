@@ -2,31 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from leanconv.calibrate.batches import Batches, to_device
-from leanconv.calibrate.patches import choose_positions, conv_patches, linear_patches
+from leanconv.calibrate.patches import choose_positions, conv_patches, linear_patches, outputs_at
 from leanconv.errors import LeanconvError
+from leanconv.network.recognise import is_addition
+from leanconv.network.recording import tensors
 from leanconv.network.sites import Site
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What to compute at a site from the input it receives: ``weight`` (d x c x kh x kw), ``bias`` (d)."""
+    """What to compute at a site from the input it receives: ``weight`` (d x c x kernel), ``bias`` (d)."""
 
     site: Site
     weight: Tensor
     bias: Tensor
 
 
-class _Reached(Exception):
-    """The last probe has what it wants; the rest of the network need not run."""
+@dataclass(frozen=True)
+class Responses:
+    """``y``: n x d. ``addend``: what the network adds to them before the activation, n x d, or None."""
+
+    y: Tensor
+    addend: Tensor | None = None
+
+
+class _Reached(BaseException):
+    """The last probe has what it wants; the rest of the network need not run. No Exception: a network's own
+    ``except Exception`` must not catch it."""
+
+
+@dataclass
+class _Watch:
+    """A probe and what it has seen so far."""
+
+    probe: Probe
+    y: list[Tensor] = field(default_factory=list)
+    addend: list[Tensor] = field(default_factory=list)
+    unsound: Tensor | None = None
+    # Of the batch that is running: the positions, the layer's own output there, and the sum as far as it has come.
+    chosen: Tensor | None = None
+    output: Tensor | None = None
+    running_sum: Tensor | None = None
+    adds: int = 0
 
 
 def collect(
@@ -38,30 +66,18 @@ def collect(
     seed: int,
     device: torch.device,
     step: Callable[[], None] = lambda: None,
-) -> dict[str, Tensor]:
-    """Responses (n x d) of every probe over all images, n about ``samples``.
+) -> dict[str, Responses]:
+    """Responses of every probe over all images, about ``samples`` of them.
 
     Hooks take a layer's *input* and compute the response from it, so operations in place behind the layer cannot
-    spoil what was captured. The run of each batch stops after the last probe.
+    spoil what was captured. Addends are the sum that reaches the activation less the layer's own output. The run of
+    each batch stops after the last probe.
     """
-    found: dict[str, list[Tensor]] = {probe.site.name: [] for probe in probes}
-    unsound: dict[str, Tensor] = {}
+    watches = [_Watch(probe) for probe in probes]
     per_image = max(1, -(-samples // batches.images))
-    waiting: set[str] = set()
-    batch_number = 0
-
-    def capture(probe: Probe, x: Tensor) -> None:
-        site = probe.site
-        bad = ~torch.isfinite(x).all()
-        unsound[site.name] = unsound[site.name] | bad if site.name in unsound else bad
-        found[site.name].append(_responses(probe, x, per_image, (seed, site.index, batch_number)))
-        waiting.discard(site.name)
-        if not waiting:
-            raise _Reached
-
-    with torch.no_grad(), _captured(model, probes, capture):
-        for batch_number, batch in enumerate(batches.items):  # noqa: B007 - capture() reads it
-            waiting.update(found)
+    with torch.no_grad(), _watched(model, watches) as run:
+        for number, batch in enumerate(batches.items):
+            run.start(per_image, seed, number)
             try:
                 model(to_device(batch, device))
             except _Reached:
@@ -71,47 +87,120 @@ def collect(
             except Exception as error:
                 raise model_failed(error, batch) from error
             step()
-    for name, flag in unsound.items():
-        if bool(flag):
-            raise LeanconvError(
-                f"layer {name!r} receives NaN or infinite values on these images; check the images' preprocessing "
-                "and the layers before it."
-            )
-    return {name: torch.cat(parts) for name, parts in found.items() if parts}
+    return {watch.probe.site.name: _finished(watch) for watch in watches}
 
 
-def _responses(probe: Probe, x: Tensor, per_image: int, seed: tuple[int, int, int]) -> Tensor:
-    geometry = probe.site.geometry
-    if geometry.kind == "linear":
-        positions = x[0].numel() // x.shape[-1]
-        chosen = choose_positions(len(x), positions, per_image, seed).to(x.device)
-        patches = linear_patches(x, chosen)
-    else:
-        left, right, top, bottom = geometry.margins()
-        height = _out_length(x.shape[2] + top + bottom, geometry.kernel[0], geometry.stride[0], geometry.dilation[0])
-        width = _out_length(x.shape[3] + left + right, geometry.kernel[1], geometry.stride[1], geometry.dilation[1])
-        chosen = choose_positions(len(x), height * width, per_image, seed).to(x.device)
-        patches = conv_patches(x, geometry, width, chosen)
-    return torch.addmm(probe.bias, patches.to(probe.weight.dtype), probe.weight.flatten(1).T)
+def _finished(watch: _Watch) -> Responses:
+    site = watch.probe.site
+    if watch.unsound is not None and bool(watch.unsound):
+        raise LeanconvError(
+            f"layer {site.name!r} receives NaN or infinite values on these images; check the images' preprocessing "
+            "and the layers before it."
+        )
+    if not watch.y or (site.adds and len(watch.addend) != len(watch.y)):
+        raise LeanconvError(
+            f"layer {site.name!r} ran on the first image but not on others: what this network runs depends on the "
+            "data; name that layer in skip."
+        )
+    return Responses(torch.cat(watch.y), torch.cat(watch.addend) if site.adds else None)
 
 
-def _out_length(length: int, kernel: int, stride: int, dilation: int) -> int:
-    return (length - dilation * (kernel - 1) - 1) // stride + 1
+class _Run(TorchFunctionMode):
+    """Follows one pass: inputs of layers through hooks, sums through the functions the network calls."""
+
+    def __init__(self, watches: list[_Watch]):
+        super().__init__()
+        self._watches = watches
+        self._waiting: set[str] = set()
+        self._per_image = 1
+        self._seed = (0, 0)
+
+    def start(self, per_image: int, seed: int, batch: int) -> None:
+        self._per_image, self._seed = per_image, (seed, batch)
+        self._waiting = {watch.probe.site.name for watch in self._watches}
+        for watch in self._watches:
+            watch.chosen = watch.output = watch.running_sum = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = [watch for watch in self._watches if watch.running_sum is not None]
+        if found:
+            operands = list(tensors((args, kwargs)))
+            found = [watch for watch in found if any(t is watch.running_sum for t in operands)]
+            if found and not is_addition(func, kwargs, operands):
+                found = []
+        result = func(*args, **kwargs)
+        for watch in found:
+            self.sum_arrives(watch, result)
+        return result
+
+    def input_arrives(self, watch: _Watch, x: Tensor) -> None:
+        probe, site = watch.probe, watch.probe.site
+        bad = ~torch.isfinite(x).all()
+        watch.unsound = bad if watch.unsound is None else watch.unsound | bad
+        if site.geometry.kind == "linear":
+            positions = x[0].numel() // x.shape[-1]
+        else:
+            positions = prod(site.geometry.out_size(tuple(x.shape[2:])))
+        seed = (self._seed[0], site.index, self._seed[1])
+        watch.chosen = choose_positions(len(x), positions, self._per_image, seed).to(x.device)
+        if site.geometry.kind == "linear":
+            patches = linear_patches(x, watch.chosen)
+        else:
+            patches = conv_patches(x, site.geometry, watch.chosen)
+        y = torch.addmm(probe.bias, patches.to(probe.weight.dtype), probe.weight.flatten(1).T)
+        watch.y.append(y)
+        if not site.adds:
+            self._done(site)
+
+    def output_arrives(self, watch: _Watch, y: Tensor) -> None:
+        assert watch.chosen is not None
+        watch.output = outputs_at(y, watch.probe.site.geometry.kind, watch.chosen)
+        watch.running_sum, watch.adds = y, 0
+
+    def sum_arrives(self, watch: _Watch, total: Tensor) -> None:
+        site = watch.probe.site
+        watch.running_sum, watch.adds = total, watch.adds + 1
+        if watch.adds == site.adds:
+            assert watch.chosen is not None
+            assert watch.output is not None
+            whole = outputs_at(total, site.geometry.kind, watch.chosen)
+            dtype = watch.probe.weight.dtype
+            watch.addend.append(whole.to(dtype) - watch.output.to(dtype))
+            watch.running_sum = None
+            self._done(site)
+
+    def _done(self, site: Site) -> None:
+        self._waiting.discard(site.name)
+        if not self._waiting:
+            raise _Reached
 
 
 @contextmanager
-def _captured(model: nn.Module, probes: Sequence[Probe], capture: Callable[[Probe, Tensor], None]) -> Iterator[None]:
+def _watched(model: nn.Module, watches: list[_Watch]) -> Iterator[_Run]:
     """Hooks at the probes' layers (or what stands in their place); they come off on any error."""
+    run = _Run(watches)
     handles = []
-    for probe in probes:
+    for watch in watches:
+        site = watch.probe.site
 
-        def hook(module: nn.Module, args: Any, kwargs: Mapping[str, Any], probe: Probe = probe) -> None:
-            capture(probe, args[0] if args else next(iter(kwargs.values())))
+        def before(module: nn.Module, args: Any, kwargs: Any, watch: _Watch = watch) -> None:
+            run.input_arrives(watch, next(tensors((args, kwargs))))
 
-        layer = model.get_submodule(probe.site.name)
-        handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+        handles.append(model.get_submodule(site.name).register_forward_pre_hook(before, with_kwargs=True))
+        if site.adds:
+
+            def after(module: nn.Module, args: Any, result: Any, watch: _Watch = watch) -> None:
+                run.output_arrives(watch, result)
+
+            handles.append(model.get_submodule(site.tail).register_forward_hook(after))
     try:
-        yield
+        # Functions are only looked at where a sum is awaited.
+        if any(watch.probe.site.adds for watch in watches):
+            with run:
+                yield run
+        else:
+            yield run
     finally:
         for handle in handles:
             handle.remove()

@@ -9,7 +9,7 @@ from leanconv.network.sites import Site
 
 
 def folded(model: nn.Module, site: Site, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Filters (d x c x kh x kw) and bias (d) of a site, its batch norm included.
+    """Filters (d x c x kernel) and bias (d) of a site, its batch norm included.
 
     In eval mode batch norm is y -> scale (y - mean) + shift with scale = gamma / sqrt(var + eps).
     """
@@ -31,5 +31,4 @@ def folded(model: nn.Module, site: Site, dtype: torch.dtype) -> tuple[Tensor, Te
         b = (b - mean.to(torch.float64)) * scale
         if isinstance(norm.bias, Tensor):
             b = b + norm.bias.detach().to(torch.float64)
-    kh, kw = site.geometry.kernel
-    return w.reshape(d, site.geometry.in_channels, kh, kw).to(dtype), b.to(dtype)
+    return w.reshape(d, site.geometry.in_channels, *site.geometry.kernel).to(dtype), b.to(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any, Literal
 
 from torch import nn
@@ -10,48 +11,54 @@ from torch import nn
 Scheme = Literal["channel", "spatial", "3d"]
 SCHEMES: tuple[Scheme, ...] = ("channel", "spatial", "3d")
 
-Pair = tuple[int, int]
+Kind = Literal["conv1d", "conv2d", "conv3d", "linear"]
+Size = tuple[int, ...]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+
+KINDS: dict[type[nn.Module], Kind] = {nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """Everything that decides where a filter looks. A Linear layer is a 1 x 1 convolution over its rows."""
+    """Everything that decides where a filter looks; a number a dimension.
 
-    kind: Literal["conv2d", "linear"]
+    A Linear layer is a convolution of size 1 over its rows.
+    """
+
+    kind: Kind
     in_channels: int
     out_channels: int
-    kernel: Pair = (1, 1)
-    stride: Pair = (1, 1)
-    padding: Pair | str = (0, 0)
-    dilation: Pair = (1, 1)
+    kernel: Size = (1,)
+    stride: Size = (1,)
+    padding: Size | str = (0,)
+    dilation: Size = (1,)
     padding_mode: PaddingMode = "zeros"
 
     @classmethod
     def of(cls, layer: nn.Module) -> Geometry:
         if isinstance(layer, nn.Linear):
             return cls(kind="linear", in_channels=layer.in_features, out_channels=layer.out_features)
-        assert isinstance(layer, nn.Conv2d)
+        assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
         padding = layer.padding
         return cls(
-            kind="conv2d",
+            kind=KINDS[type(layer)],
             in_channels=layer.in_channels,
             out_channels=layer.out_channels,
-            kernel=_pair(layer.kernel_size),
-            stride=_pair(layer.stride),
-            padding=padding if isinstance(padding, str) else _pair(padding),
-            dilation=_pair(layer.dilation),
+            kernel=tuple(layer.kernel_size),
+            stride=tuple(layer.stride),
+            padding=padding if isinstance(padding, str) else tuple(padding),
+            dilation=tuple(layer.dilation),
             padding_mode=layer.padding_mode,
         )
 
     @property
     def patch(self) -> int:
         """Numbers one filter looks at: k * k * c."""
-        return self.in_channels * self.kernel[0] * self.kernel[1]
+        return self.in_channels * prod(self.kernel)
 
     @property
     def splits_spatially(self) -> bool:
-        return self.kernel[0] > 1 and self.kernel[1] > 1
+        return self.kind == "conv2d" and min(self.kernel) > 1
 
     @property
     def channel_limit(self) -> int:
@@ -61,32 +68,35 @@ class Geometry:
     @property
     def spatial_limit(self) -> int:
         """The largest useful d'': the rank of the (c kh) x (d kw) filter matrix."""
-        return min(self.in_channels * self.kernel[0], self.out_channels * self.kernel[1])
+        return min(self.in_channels * self.kernel[0], self.out_channels * self.kernel[-1])
 
-    def margins(self) -> tuple[int, int, int, int]:
-        """Padding as (left, right, top, bottom). 'same' puts the odd one right and below, as torch does."""
+    def margins(self) -> tuple[Size, Size]:
+        """Padding before and after, a number a dimension. 'same' puts the odd one after, as torch does."""
         if self.padding == "valid":
-            return 0, 0, 0, 0
+            return (0,) * len(self.kernel), (0,) * len(self.kernel)
         if self.padding == "same":
-            total_h = self.dilation[0] * (self.kernel[0] - 1)
-            total_w = self.dilation[1] * (self.kernel[1] - 1)
-            return total_w // 2, total_w - total_w // 2, total_h // 2, total_h - total_h // 2
+            total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
+            return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
         assert not isinstance(self.padding, str)
-        top, left = self.padding
-        return left, left, top, top
+        return self.padding, self.padding
+
+    def out_size(self, in_size: Size) -> Size:
+        """Positions the filters are applied at."""
+        before, after = self.margins()
+        return tuple(
+            (n + b + a - d * (k - 1) - 1) // s + 1
+            for n, b, a, d, k, s in zip(in_size, before, after, self.dilation, self.kernel, self.stride, strict=True)
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Geometry:
-        pairs: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-        return cls(**pairs)
-
-
-def _pair(values: tuple[int, ...]) -> Pair:
-    height, width = values
-    return height, width
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
+        }
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,15 +111,14 @@ class Cost:
     filters: int  # d
 
     @classmethod
-    def of(cls, geometry: Geometry, in_size: Pair, out_size: Pair) -> Cost:
-        positions = out_size[0] * out_size[1]
-        height, width = geometry.kernel
+    def of(cls, geometry: Geometry, in_size: Size, out_size: Size) -> Cost:
+        positions = prod(out_size)
         return cls(
             dense=positions * geometry.out_channels * geometry.patch,
             reduce=positions * geometry.patch,
             expand=positions * geometry.out_channels,
-            vertical=out_size[0] * in_size[1] * height * geometry.in_channels,
-            horizontal=positions * width,
+            vertical=out_size[0] * in_size[-1] * geometry.kernel[0] * geometry.in_channels,
+            horizontal=positions * geometry.kernel[-1],
             filters=geometry.out_channels,
         )
 

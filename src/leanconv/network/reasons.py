@@ -13,7 +13,6 @@ SHARED = "shares its weight with another layer"
 DEPTHWISE = "depthwise: one input channel a filter, nothing to reduce"
 GROUPED = "grouped convolution"
 TRANSPOSED = "transposed convolution"
-NOT_2D = "not a two-dimensional convolution"
 CUSTOM = "a subclass with its own forward"
 HOOKED = "carries hooks or a parametrization, so its weight is not a plain parameter"
 FUNCTION = "called as a function, not as a module"
@@ -31,7 +30,6 @@ ALL = (
     DEPTHWISE,
     GROUPED,
     TRANSPOSED,
-    NOT_2D,
     CUSTOM,
     HOOKED,
     FUNCTION,

@@ -12,7 +12,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from leanconv.network.sites import ActivationSpec
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, FrozenBatchNorm2d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, FrozenBatchNorm2d)
 LAYERS = (
     nn.Conv1d,
     nn.Conv2d,
@@ -33,6 +33,28 @@ CONVOLUTIONS = frozenset(
         torch.conv_transpose3d,
     ]
 )
+# Sums of two tensors: a residual connection when one of them is a response.
+ADDITIONS: frozenset[Any] = frozenset(
+    [
+        torch.add,
+        Tensor.add,
+        Tensor.add_,
+        Tensor.__add__,
+        Tensor.__radd__,
+        Tensor.__iadd__,
+    ]
+)
+
+
+def is_addition(function: Any, kwargs: dict[str, Any], operands: list[Tensor]) -> bool:
+    """a + b of two tensors of one shape; alpha or broadcasting makes it something else."""
+    return (
+        function in ADDITIONS
+        and kwargs.get("alpha", 1) == 1
+        and len(operands) == 2
+        and operands[0] is not operands[1]
+        and operands[0].shape == operands[1].shape
+    )
 
 
 def has_hooks(module: nn.Module) -> bool:

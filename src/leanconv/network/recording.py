@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from leanconv.errors import LeanconvError
-from leanconv.network.recognise import CONVOLUTIONS, LAYERS, activation_call, activation_module, is_batch_norm
+from leanconv.network.recognise import (
+    CONVOLUTIONS,
+    LAYERS,
+    activation_call,
+    activation_module,
+    is_addition,
+    is_batch_norm,
+)
 from leanconv.network.sites import ActivationSpec
 
 # A tensor at one moment: an operation in place makes a new key of the same object.
@@ -23,22 +30,22 @@ def _key(tensor: Tensor) -> Key:
     return id(tensor), 0 if tensor.is_inference() else tensor._version
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors(item)
 
 
 @dataclass
 class Event:
     """One operation: what it was, what went in and what came out."""
 
-    kind: Literal["layer", "batch_norm", "activation", "call", "other"]
+    kind: Literal["layer", "batch_norm", "activation", "add", "call", "other"]
     inputs: list[Key]
     outputs: list[Key]
     name: str = ""
@@ -46,6 +53,7 @@ class Event:
     in_shape: tuple[int, ...] = ()
     out_shape: tuple[int, ...] = ()
     weight_shape: tuple[int, ...] = ()
+    is_convolution: bool = False
 
 
 class Recording(TorchFunctionMode):
@@ -61,15 +69,17 @@ class Recording(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._inside:
             return func(*args, **kwargs)
-        given = list(_tensors(args)) + list(_tensors(kwargs))
+        given = list(tensors(args)) + list(tensors(kwargs))
         inputs = [_key(tensor) for tensor in given]
         result = func(*args, **kwargs)
-        made = list(_tensors(result))
+        made = list(tensors(result))
         # Questions about a tensor (its shape, its device) consume nothing.
         if made:
             event = Event("other", inputs, [])
             if spec := activation_call(func, args, kwargs):
                 event.kind, event.activation = "activation", spec
+            elif is_addition(func, kwargs, given):
+                event.kind = "add"
             elif func in CONVOLUTIONS and len(given) > 1:
                 event.kind, event.name = "call", f"{func.__name__}#{len(self.events)}"
                 event.in_shape, event.out_shape = tuple(given[0].shape), tuple(made[0].shape)
@@ -85,14 +95,14 @@ class Recording(TorchFunctionMode):
 
     def enter(self, name: str, module: nn.Module, arguments: Any) -> list[Key]:
         self._inside += 1
-        inputs = list(_tensors(arguments))
+        inputs = list(tensors(arguments))
         if isinstance(module, LAYERS) and inputs:
             _check_input(name, module, inputs[0])
         return [_key(tensor) for tensor in inputs]
 
     def leave(self, event: Event, arguments: Any, result: Any) -> None:
         self._inside -= 1
-        given, made = list(_tensors(arguments)), list(_tensors(result))
+        given, made = list(tensors(arguments)), list(tensors(result))
         if given and made:
             event.in_shape, event.out_shape = tuple(given[0].shape), tuple(made[0].shape)
         self._record(event, given, made)
@@ -136,7 +146,9 @@ def recording(model: nn.Module) -> Iterator[Recording]:
             spec: Any = spec,
             pending: Any = pending,
         ) -> None:
-            tape.leave(Event(kind, pending.pop(), [], name=name, activation=spec), (args, kwargs), result)
+            event = Event(kind, pending.pop(), [], name=name, activation=spec)
+            event.is_convolution = kind == "layer" and not isinstance(module, nn.Linear)
+            tape.leave(event, (args, kwargs), result)
 
         handles += [
             module.register_forward_pre_hook(before, with_kwargs=True),

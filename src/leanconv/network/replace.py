@@ -7,6 +7,7 @@ travel in the state dict.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.network.geometry import Geometry, Scheme
+
+CONVOLUTIONS: dict[str, Callable[..., nn.Module]] = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +70,10 @@ def factor_modules(change: Change) -> nn.Sequential:
         )
     if change.scheme == "channel":
         (rank,) = change.ranks
+        conv = CONVOLUTIONS[g.kind]
         return nn.Sequential(
             OrderedDict(
-                reduce=nn.Conv2d(
+                reduce=conv(
                     g.in_channels,
                     rank,
                     g.kernel,
@@ -79,7 +83,7 @@ def factor_modules(change: Change) -> nn.Sequential:
                     bias=False,
                     padding_mode=g.padding_mode,
                 ),
-                expand=nn.Conv2d(rank, g.out_channels, 1),
+                expand=conv(rank, g.out_channels, 1),
             )
         )
     spatial_rank = change.ranks[0]
@@ -104,7 +108,7 @@ def _one_way(g: Geometry, axis: int, in_channels: int, out_channels: int, *, bia
     vertical factor has no bias, so zero padding between the two is zero padding before both).
     """
 
-    def along(values: tuple[int, int], neutral: int) -> tuple[int, int]:
+    def along(values: tuple[int, ...], neutral: int) -> tuple[int, int]:
         return (values[0], neutral) if axis == 0 else (neutral, values[1])
 
     return nn.Conv2d(

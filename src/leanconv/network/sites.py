@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from leanconv.network.geometry import Cost, Geometry, Pair
+from leanconv.network.geometry import Cost, Geometry, Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +39,28 @@ class Site:
 
     name: str
     geometry: Geometry
-    in_size: Pair
-    out_size: Pair
+    in_size: Size
+    out_size: Size
     cost: Cost
     batch_norm: str | None
     activation: ActivationSpec
+    adds: int  # tensors added to the response before the activation (a shortcut); 0 for none
     index: int  # order of execution
+
+    @property
+    def tail(self) -> str:
+        """The module whose output is the response: the batch norm folded in, or the layer itself."""
+        return self.batch_norm or self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """One observed run: every layer that counts, in order of execution, the sites, and why the rest are none."""
+    """One observed run: every layer that counts, in order of execution; the sites, in the order to solve them; and why
+    the rest are none.
+
+    The order to solve is that of execution, except that a convolution on a shortcut comes before the layer it is
+    added to, so that the latter is fitted to the shortcut as it will be.
+    """
 
     layers: tuple[Layer, ...]
     sites: tuple[Site, ...]

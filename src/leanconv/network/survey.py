@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
 from leanconv.network import reasons
-from leanconv.network.geometry import Cost, Geometry, Pair
+from leanconv.network.geometry import KINDS, Cost, Geometry, Size
 from leanconv.network.recognise import LAYERS, has_hooks
 from leanconv.network.recording import Event, Key, recording
 from leanconv.network.sites import ActivationSpec, Layer, Site, Survey
@@ -41,7 +42,7 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
     owners = _weight_owners(model)
 
     seen: dict[str, Layer] = {}
-    sites: list[Site] = []
+    sites: list[_Found] = []
     skipped: dict[str, str] = {}
     for event in tape.events:
         if event.kind == "call":
@@ -60,11 +61,11 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
         if reason:
             skipped[event.name] = reason
         else:
-            sites.append(_site(event, module, consumers, calls, batch, len(sites)))
+            sites.append(_find_site(event, module, consumers, calls, batch, len(sites)))
     for name in counted:
         if name not in seen:
             skipped[name] = reasons.UNUSED
-    return Survey(layers=tuple(seen.values()), sites=tuple(sites), skipped=skipped)
+    return Survey(layers=tuple(seen.values()), sites=_arrange(sites, tape.events), skipped=skipped)
 
 
 def _batch_size(sample: Any) -> int:
@@ -85,17 +86,15 @@ def _weight_owners(model: nn.Module) -> Counter[int]:
 def _refusal(module: nn.Module, hooked: bool, calls: int, owners: Counter[int]) -> str | None:
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return reasons.TRANSPOSED
-    if isinstance(module, (nn.Conv1d, nn.Conv3d)):
-        return reasons.NOT_2D
     if hooked:
         return reasons.HOOKED
-    if type(module) not in (nn.Conv2d, nn.Linear):
+    if type(module) not in KINDS and type(module) is not nn.Linear:
         return reasons.CUSTOM
     if calls > 1:
         return reasons.USED_AGAIN
     if owners[id(module.weight)] > 1:
         return reasons.SHARED
-    if isinstance(module, nn.Conv2d) and module.groups > 1:
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and module.groups > 1:
         return reasons.DEPTHWISE if module.groups == module.in_channels else reasons.GROUPED
     return None
 
@@ -106,7 +105,7 @@ def _describe(event: Event, module: nn.Module, batch: int) -> Layer:
     bias = module.bias
     parameters = weight.numel() + (bias.numel() if isinstance(bias, Tensor) else 0)
     if isinstance(module, nn.Linear):
-        rows = _product(event.out_shape[:-1]) // batch
+        rows = prod(event.out_shape[:-1]) // batch
         return Layer(
             name=event.name,
             type="Linear",
@@ -126,7 +125,7 @@ def _describe(event: Event, module: nn.Module, batch: int) -> Layer:
     # A transposed filter is applied at every input position, an ordinary one at every output position. Detectors
     # run layers on more rows than there are images, so rows count too.
     shape = event.in_shape if transposed else event.out_shape
-    positions = _product(shape[-dimensions:]) * _product(shape[: -dimensions - 1])
+    positions = prod(shape[-dimensions:]) * prod(shape[: -dimensions - 1])
     return Layer(
         name=event.name,
         type=type(module).__name__,
@@ -145,7 +144,7 @@ def _describe_call(event: Event, batch: int) -> Layer:
     transposed = "transpose" in event.name
     dimensions = len(event.weight_shape) - 2
     shape = event.in_shape if transposed else event.out_shape
-    positions = _product(shape[-dimensions:]) * _product(shape[: -dimensions - 1])
+    positions = prod(shape[-dimensions:]) * prod(shape[: -dimensions - 1])
     in_channels, out_channels = event.in_shape[-dimensions - 1], event.out_shape[-dimensions - 1]
     return Layer(
         name=event.name,
@@ -156,37 +155,47 @@ def _describe_call(event: Event, batch: int) -> Layer:
         stride=(),
         groups=1 if transposed else in_channels // event.weight_shape[1],
         out_size=event.out_shape[-dimensions:],
-        macs=positions * _product(event.weight_shape) // batch,
+        macs=positions * prod(event.weight_shape) // batch,
         parameters=0,
     )
 
 
-def _product(values: tuple[int, ...]) -> int:
-    result = 1
-    for value in values:
-        result *= value
-    return result
+@dataclass(frozen=True)
+class _Found:
+    """A site with what decides its place among its neighbours: the key of its input, of its response, and of the
+    tensors added to it."""
+
+    site: Site
+    input: Key | None
+    response: Key
+    addends: tuple[Key, ...]
 
 
-def _site(
+def _find_site(
     event: Event,
     module: nn.Module,
     consumers: dict[Key, list[Event]],
     calls: Counter[str],
     batch: int,
     index: int,
-) -> Site:
+) -> _Found:
     geometry = Geometry.of(module)
     in_size, out_size = _sizes(event, geometry, batch)
+    tail = event
     batch_norm: str | None = None
-    activation = ActivationSpec()
     following = _only_consumer(event, consumers)
     if following and following.kind == "batch_norm" and _foldable(following, event, calls):
-        batch_norm = following.name
+        batch_norm, tail = following.name, following
         following = _only_consumer(following, consumers)
+    addends: list[Key] = []
+    last = tail
+    while following and following.kind == "add":
+        addends += [key for key in following.inputs if key != last.outputs[0]]
+        last, following = following, _only_consumer(following, consumers)
+    activation = ActivationSpec()
     if following and following.kind == "activation" and following.activation:
         activation = following.activation
-    return Site(
+    site = Site(
         name=event.name,
         geometry=geometry,
         in_size=in_size,
@@ -194,15 +203,52 @@ def _site(
         cost=Cost.of(geometry, in_size, out_size),
         batch_norm=batch_norm,
         activation=activation,
+        adds=len(addends),
         index=index,
     )
+    return _Found(site, event.inputs[0] if event.inputs else None, tail.outputs[0], tuple(addends))
 
 
-def _sizes(event: Event, geometry: Geometry, batch: int) -> tuple[Pair, Pair]:
+def _arrange(found: list[_Found], events: list[Event]) -> tuple[Site, ...]:
+    """Settle who answers for a sum, and the order to solve in.
+
+    Where several sites are added up, one is fitted with the others as its addends: the deepest, whose own input was
+    made last. The others are plain linear sites and come before it.
+    """
+    made = {key: number for number, event in enumerate(events) for key in event.outputs}
+    by_response = {item.response: item for item in found}
+    order: list[Site] = []
+    waiting: dict[str, list[Site]] = {}  # sites that wait for a later one
+
+    def place(site: Site) -> None:
+        order.append(site)
+        for other in waiting.pop(site.name, []):
+            place(other)
+
+    def depth(item: _Found) -> int:
+        return made.get(item.input, -1) if item.input is not None else -1
+
+    for item in found:
+        site = item.site
+        partners = [by_response[key] for key in item.addends if key in by_response]
+        # Equal depth (two convolutions of one tensor added up): the one that runs last answers.
+        if any((depth(other), other.site.index) > (depth(item), site.index) for other in partners):
+            site = replace(site, adds=0, activation=ActivationSpec())
+        else:
+            later = [other.site for other in partners if other.site.index > site.index]
+            if later:
+                waiting.setdefault(max(later, key=lambda other: other.index).name, []).append(site)
+                continue
+        place(site)
+    return tuple(order)
+
+
+def _sizes(event: Event, geometry: Geometry, batch: int) -> tuple[Size, Size]:
     if geometry.kind == "linear":
-        rows = _product(event.out_shape[:-1]) // batch
-        return (1, rows), (1, rows)
-    return (event.in_shape[-2], event.in_shape[-1]), (event.out_shape[-2], event.out_shape[-1])
+        rows = prod(event.out_shape[:-1]) // batch
+        return (rows,), (rows,)
+    dimensions = len(geometry.kernel)
+    return event.in_shape[-dimensions:], event.out_shape[-dimensions:]
 
 
 def _only_consumer(event: Event, consumers: dict[Key, list[Event]]) -> Event | None:
@@ -213,5 +259,5 @@ def _only_consumer(event: Event, consumers: dict[Key, list[Event]]) -> Event | N
 
 
 def _foldable(batch_norm: Event, layer: Event, calls: Counter[str]) -> bool:
-    """Batch norm acts on axis 1; that is the layer's filters for images and for flat rows."""
-    return calls[batch_norm.name] == 1 and len(layer.out_shape) in (2, 4)
+    """Batch norm acts on axis 1: the filters of a convolution, and of a Linear layer on flat rows."""
+    return calls[batch_norm.name] == 1 and (layer.is_convolution or len(layer.out_shape) == 2)

@@ -11,11 +11,20 @@ from leanconv.network.geometry import Scheme
 from leanconv.ranks.candidates import Candidate, Choice, Energies, Plan
 from leanconv.ranks.exact import Options, best_in_window
 from leanconv.ranks.ladders import Ladder, Ranks, fill, greedy, total, uniform
+from leanconv.ranks.lagrange import best_under
 
 # speedup <= achieved < WINDOW * speedup
 WINDOW = 1.02
 
+# From this share of 1 x 1 filters in the cost the greedy selection is left for the search over forms. It removes
+# ranks one by one, and the factors of a 1 x 1 layer cost more than the layer until the rank is under cd / (c + d);
+# on k x k filters it is the better of the two.
+POINTWISE = 0.1
+
 Method = Literal["uniform", "energy"]
+
+# A way to treat a layer (None: dense), its cost and its merit.
+Option = tuple[Choice | None, int, float]
 
 
 def select(candidates: list[Candidate], *, fixed: int, speedup: float, scheme: Scheme, method: Method) -> Plan:
@@ -33,7 +42,10 @@ def select(candidates: list[Candidate], *, fixed: int, speedup: float, scheme: S
             + (", or skip fewer layers." if fixed else ".")
         )
     budget = math.floor(before / speedup) - fixed
-    if scheme == "3d":
+    plan: Plan | None
+    if method == "energy" and scheme != "spatial" and _pointwise_share(candidates) > POINTWISE:
+        plan = _by_price(candidates, budget, scheme)
+    elif scheme == "3d":
         plan = _three_d(candidates, budget, method)
     else:
         plan = _one_way(candidates, budget, scheme, method)
@@ -44,19 +56,30 @@ def select(candidates: list[Candidate], *, fixed: int, speedup: float, scheme: S
     options = [_options(candidate, scheme) for candidate in candidates]
     picked = best_in_window([[(cost, merit) for _, cost, merit in layer] for layer in options], low, budget)
     if picked is not None:
-        exact = {
-            candidate.name: choice
-            for candidate, layer, number in zip(candidates, options, picked, strict=True)
-            if (choice := layer[number][0]) is not None
-        }
+        exact = _picked(candidates, options, picked)
         if _within(candidates, exact, fixed, before, speedup):
             return exact
     raise LeanconvError(_too_coarse(options, fixed, before, budget, speedup))
 
 
-def _too_coarse(
-    options: list[list[tuple[Choice | None, int, float]]], fixed: int, before: int, budget: int, speedup: float
-) -> str:
+def _pointwise_share(candidates: list[Candidate]) -> float:
+    total = sum(c.cost.dense for c in candidates)
+    return sum(c.cost.dense for c in candidates if math.prod(c.geometry.kernel) == 1) / max(total, 1)
+
+
+def _by_price(candidates: list[Candidate], budget: int, scheme: Scheme) -> Plan:
+    """Form (dense, channel, spatial, 3d) and ranks of every layer for the largest sum of log energies."""
+    options = [_options(candidate, scheme) for candidate in candidates]
+    picked = best_under([[(cost, merit) for _, cost, merit in layer] for layer in options], budget)
+    return _picked(candidates, options, picked)
+
+
+def _picked(candidates: list[Candidate], options: list[list[Option]], picked: list[int]) -> Plan:
+    chosen = [layer[number][0] for layer, number in zip(options, picked, strict=True)]
+    return {c.name: choice for c, choice in zip(candidates, chosen, strict=True) if choice is not None}
+
+
+def _too_coarse(options: list[list[Option]], fixed: int, before: int, budget: int, speedup: float) -> str:
     """The nearest speed-up above, found by letting the cost fall until some plan fits."""
     high = budget
     costs: list[Options] = [[(cost, merit) for _, cost, merit in layer] for layer in options]
@@ -193,7 +216,7 @@ def _three_d(candidates: list[Candidate], budget: int, method: Method) -> Plan |
     return plan
 
 
-def _options(candidate: Candidate, scheme: Scheme) -> list[tuple[Choice | None, int, float]]:
+def _options(candidate: Candidate, scheme: Scheme) -> list[Option]:
     """Every way to treat a layer that costs less than leaving it dense, with log energy as merit."""
     g = candidate.geometry
     choices: list[Choice] = []
@@ -205,7 +228,7 @@ def _options(candidate: Candidate, scheme: Scheme) -> list[tuple[Choice | None, 
             choices += [
                 Choice("3d", (d2, d1)) for d2 in _some(g.spatial_limit, 40) for d1 in _some(g.channel_limit, 40)
             ]
-    options: list[tuple[Choice | None, int, float]] = [(None, candidate.cost.dense, 0.0)]
+    options: list[Option] = [(None, candidate.cost.dense, 0.0)]
     for choice in choices:
         macs = candidate.macs(choice)
         if macs < candidate.cost.dense:

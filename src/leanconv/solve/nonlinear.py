@@ -41,12 +41,15 @@ def nonlinear(
     rank: int,
     activation: Activation,
     *,
+    addend: Tensor | None = None,
     schedule: tuple[tuple[float, int], ...] = SCHEDULE,
     tolerance: float | None = 1e-3,
 ) -> NonlinearFit:
-    """min over M of the given rank, b: sum ||r(t_i) - r(M y_i + b)||^2, for ``target`` t and ``y`` n x d.
+    """min over M of the given rank, b: sum ||r(t_i) - r(s_i + M y_i + b)||^2, for ``target`` t and ``y`` n x d.
 
-    Relaxed with auxiliary z_i (``method.md``), alternating (i) reduced-rank regression of z on y and (ii) the
+    ``addend`` s (n x d, None for zero) is what a shortcut adds; the target then includes the true shortcut.
+
+    Relaxed with auxiliary z_i (``method.md``), alternating (i) reduced-rank regression of z - s on y and (ii) the
     z-step, from the linear solution. Symmetric when ``target`` is ``y``. A phase of the schedule ends early when
     the true error, looked at every 5 iterations, falls by less than ``tolerance`` relative; None never stops.
     The map returned is the one with the smallest true error of all those looked at, so it is never worse than
@@ -60,7 +63,7 @@ def nonlinear(
     """
     regressor = Regressor.of(y)
     activated = activation(target)
-    current = best = reduced_rank(target, y, rank, regressor)
+    current = best = reduced_rank(target if addend is None else target - addend, y, rank, regressor)
     best_error = float("inf")
     errors: list[float] = []
     done = 0
@@ -77,7 +80,7 @@ def nonlinear(
         u = current.p.to(torch.float64)
         for step in range(iterations):
             looking = step % CHECK_EVERY == 0
-            by_y, total, squared = _z_sweep(current, target, activated, y, activation, weight, measure=looking)
+            by_y, total, squared = _z_sweep(current, target, activated, y, addend, activation, weight, measure=looking)
             if looking:
                 error = look(squared)
                 if tolerance is not None and last is not None and last - error <= tolerance * last:
@@ -92,7 +95,7 @@ def nonlinear(
                 u = _advance(a, u)
             current = regressor.solution(u, by_y, z_mean, y.dtype)
             done += 1
-    look(_squared_error(current, activated, y, activation))
+    look(_squared_error(current, activated, y, addend, activation))
     return NonlinearFit(best, tuple(errors), done)
 
 
@@ -101,12 +104,13 @@ def _z_sweep(
     target: Tensor,
     activated: Tensor,
     y: Tensor,
+    addend: Tensor | None,
     activation: Activation,
     weight: float,
     *,
     measure: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One pass over the samples: sum (z - y) y^T, sum (z - y) and, if asked, sum ||r(t) - r(M y + b)||^2.
+    """One pass over the samples: sum (z - s - y) y^T, sum (z - s - y), and if asked sum ||r(t) - r(s + M y + b)||^2.
 
     z is never stored: a chunk is made in a reused buffer, used and dropped while it is in cache. Products and the
     sums of a few chunks are in the dtype of the samples (the difference z - y is small), the rest in float64.
@@ -125,9 +129,13 @@ def _z_sweep(
         size = rows.stop - rows.start
         hidden = torch.mm(y[rows], current.q, out=hidden_buffer[:size])
         v = torch.addmm(current.b, hidden, expand, out=v_buffer[:size])
+        if addend is not None:
+            v += addend[rows]
         if measure:
             squared += _squared_distance(activation(v), activated[rows])
         difference = activation.z_step(target[rows], activated[rows], v, weight).sub_(y[rows])
+        if addend is not None:
+            difference -= addend[rows]
         partial.addmm_(difference.T, y[rows])
         total += difference.sum(0)
         if number % FLUSH_EVERY == FLUSH_EVERY - 1 or number == len(spans) - 1:
@@ -142,10 +150,13 @@ def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
     return rows.to(torch.float64).square().sum()
 
 
-def _squared_error(fitted: LowRank, activated: Tensor, y: Tensor, activation: Activation) -> Tensor:
+def _squared_error(
+    fitted: LowRank, activated: Tensor, y: Tensor, addend: Tensor | None, activation: Activation
+) -> Tensor:
     squared = torch.zeros((), dtype=torch.float64, device=y.device)
     for rows in chunks(len(y), y.device):
-        squared += _squared_distance(activation(fitted(y[rows])), activated[rows])
+        v = fitted(y[rows]) if addend is None else fitted(y[rows]) + addend[rows]
+        squared += _squared_distance(activation(v), activated[rows])
     return squared
 
 
