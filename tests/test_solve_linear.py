@@ -48,8 +48,10 @@ def test_reduced_rank_of_itself_is_pca() -> None:
 
 def test_reduced_rank_beats_every_competitor() -> None:
     """Against truncated least squares, PCA of the target and alternating least squares from random starts."""
-    y = samples()
-    z = y @ torch.randn(20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + samples(seed=2)
+    y = samples(n=20_000)
+    z = y @ torch.randn(20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + samples(
+        n=20_000, seed=2
+    )
     rank = 5
     found = squared(reduced_rank(z, y, rank)(y), z)
     yc, zc = y - y.mean(0), z - z.mean(0)
@@ -59,16 +61,16 @@ def test_reduced_rank_beats_every_competitor() -> None:
     assert found < squared(yc @ truncated.T, zc)
     for seed in range(3):
         q = torch.randn(20, rank, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        for _ in range(200):
+        for _ in range(60):
             p = torch.linalg.lstsq(yc @ q, zc).solution.T
             q = torch.linalg.lstsq(yc, zc @ torch.linalg.pinv(p).T).solution
-        assert found <= squared(yc @ q @ p.T, zc) * (1 + 1e-6)
+        assert found <= squared(yc @ q @ p.T, zc) * (1 + 1e-5)
 
 
 def test_reduced_rank_equals_the_generalised_svd() -> None:
     """method.md: M^ = U S V^T with U^T U = I and V^T (Y Y^T) V = I, truncated."""
-    y = samples()
-    z = torch.tanh(y) + 0.1 * samples(seed=3)
+    y = samples(n=20_000)
+    z = torch.tanh(y) + 0.1 * samples(n=20_000, seed=3)
     yc, zc = (y - y.mean(0)).T, (z - z.mean(0)).T
     gram = yc @ yc.T
     values, vectors = torch.linalg.eigh(gram)

@@ -100,7 +100,7 @@ def test_a_network_leanconv_cannot_build_says_what_to_do(folder: Path) -> None:
 def test_a_different_network_is_refused(folder: Path) -> None:
     with pytest.raises(LeanconvError, match="same architecture"):
         leanconv.load(folder, model=plain_network((16, 24, 32, 40)))
-    with pytest.raises(LeanconvError, match="no layer"):
+    with pytest.raises(LeanconvError, match="has no layer"):
         leanconv.load(folder, model=nn.Sequential(nn.Linear(3, 3)))
 
 

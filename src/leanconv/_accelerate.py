@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.calibrate.batches import Batches, take, to_device
-from leanconv.calibrate.responses import Probe, Responses, collect, model_failed
+from leanconv.calibrate.responses import Probe, Responses, collect
 from leanconv.entrance import check_model, copied, device_of, parse_device, untouched_rng
 from leanconv.errors import LeanconvError, listing, unknown_name
 from leanconv.fit import Fit, fit_site, measure
 from leanconv.network import reasons
+from leanconv.network.failure import model_failed
 from leanconv.network.fold import folded
 from leanconv.network.geometry import Scheme
 from leanconv.network.replace import Change, replace
@@ -123,11 +124,8 @@ class _Job:
         if not found.layers:
             raise LeanconvError("the model ran no convolution on these images; there is nothing to accelerate.")
         skipped = dict(found.skipped)
-        sites = {site.name: site for site in found.sites}
-        reached = replaceable(original, sites, sample)
-        for name in [name for name in sites if name not in reached]:
-            del sites[name]
-            skipped[name] = reasons.NOT_AT_PATH
+        sites = {site.name: site for site in replaceable(original, list(found.sites), sample)}
+        skipped |= {site.name: reasons.NOT_AT_PATH for site in found.sites if site.name not in sites}
         _apply_skip(options, found, sites, skipped)
         if not sites:
             raise LeanconvError(
@@ -237,8 +235,12 @@ class _Job:
         for name in [name for name in self.sites if name not in plan]:
             site = self.sites.pop(name)
             del targets[name]
-            weights_only = self.options.scheme == "spatial" and not site.geometry.splits_spatially
-            self.skipped[name] = reasons.NOT_SPATIAL if weights_only else reasons.NOT_CHEAPER
+            if self.options.scheme == "spatial" and not site.geometry.splits_spatially:
+                self.skipped[name] = reasons.NOT_SPATIAL
+            elif site.cost.channel(1) >= site.cost.dense:
+                self.skipped[name] = reasons.NOT_CHEAPER
+            else:
+                self.skipped[name] = reasons.NOT_NEEDED
 
     def _solve(self, plan: Plan, targets: dict[str, Responses], bases: dict[str, SpatialBasis]) -> dict[str, Fit]:
         """Every site, shallow to deep.
@@ -267,6 +269,11 @@ class _Job:
                     given = self._collect(self.accelerated, [probes[name]], stage.advance)[name]
                 else:
                     given = targets[name] if spatial_only else inputs[name]
+                if len(given.y) != len(targets[name].y):
+                    raise LeanconvError(
+                        f"layer {name!r} ran on other positions once the layers before it were accelerated: what this "
+                        "network runs depends on the data; name that layer in skip."
+                    )
                 fits[name] = fit_site(
                     site,
                     choice,

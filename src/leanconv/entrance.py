@@ -78,7 +78,10 @@ def untouched_rng(seed: int) -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        # Not torch.manual_seed: it would also set the seed CUDA starts with, if it has not started yet.
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % (1 << 32))
         try:

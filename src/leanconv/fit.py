@@ -17,6 +17,7 @@ from leanconv.solve import (
     Activation,
     LowRank,
     SpatialBasis,
+    SpatialFactors,
     activation,
     nonlinear,
     pca,
@@ -46,30 +47,36 @@ def fit_site(
     object in the symmetric case. ``filters``: weight (d x c x kernel) and bias (d), batch norm folded."""
     weight, bias = filters
     if choice.scheme == "spatial":
-        assert basis is not None
-        split = basis.split(choice.ranks[0])
+        split = _split(basis, choice)
         return Fit(Factors((split.vertical, split.horizontal), bias), measure(site, target, given))
-    low_rank = _solve(site, target, given, choice.ranks[-1], solver)
+    effective = weight if choice.scheme == "channel" else _split(basis, choice).product()
+    # Responses to white noise have covariance W W^T: where the images show nothing, that is where responses can be.
+    rows = effective.flatten(1).to(torch.float64)
+    low_rank = _solve(site, target, given, choice.ranks[-1], solver, rows @ rows.T)
     expanded_bias = low_rank.b + low_rank.p @ (low_rank.q.T @ bias)
     if choice.scheme == "channel":
         weights = [_project(low_rank.q, weight), low_rank.p]
     else:
-        assert basis is not None
-        split = basis.split(choice.ranks[0])
+        split = _split(basis, choice)
         weights = [split.vertical, _project(low_rank.q, split.horizontal), low_rank.p]
     fitted = Responses(low_rank(given.y), given.addend)
     return Fit(Factors(tuple(weights), expanded_bias), measure(site, target, fitted))
 
 
-def _solve(site: Site, target: Responses, given: Responses, rank: int, solver: str) -> LowRank:
+def _split(basis: SpatialBasis | None, choice: Choice) -> SpatialFactors:
+    assert basis is not None
+    return basis.split(choice.ranks[0])
+
+
+def _solve(site: Site, target: Responses, given: Responses, rank: int, solver: str, prior: Tensor) -> LowRank:
     """Responses with the shortcut added are fitted: r(s + y) by r(s^ + M y^ + b), s and s^ zero without one."""
     if solver == "nonlinear" and site.activation.name != "identity":
         whole = _whole(target)
-        return nonlinear(whole, given.y, rank, site_activation(site, whole), addend=given.addend).map
+        return nonlinear(whole, given.y, rank, site_activation(site, whole), addend=given.addend, prior=prior).map
     if given is target:
-        return pca(given.y, rank)
+        return pca(given.y, rank, prior=prior)
     wanted = target.y if given.addend is None else _whole(target) - given.addend
-    return reduced_rank(wanted, given.y, rank)
+    return reduced_rank(wanted, given.y, rank, prior=prior)
 
 
 def _whole(responses: Responses) -> Tensor:

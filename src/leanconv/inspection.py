@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.calibrate.batches import take
-from leanconv.calibrate.responses import Probe, collect, model_failed
+from leanconv.calibrate.responses import Probe, collect
 from leanconv.errors import LeanconvError
 from leanconv.fit import site_activation
+from leanconv.network.failure import model_failed
 from leanconv.network.fold import folded
 from leanconv.network.sites import Survey
 from leanconv.network.survey import survey
@@ -95,7 +96,7 @@ def inspect_network(
     network = copy.deepcopy(model).eval().to(place)
     sample = batches[0][:1] if batches else torch.rand(shape, generator=torch.Generator().manual_seed(0))
     try:
-        found = survey(network, sample.to(place), layers=layers)
+        found = survey(network, sample.to(place, copy=True), layers=layers)
     except LeanconvError:
         raise
     except Exception as error:

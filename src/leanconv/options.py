@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -67,16 +68,30 @@ class Options:
             ranks=dict(ranks) if isinstance(ranks, Mapping) else ranks,
             skip=None if skip is None else _names(skip),
             layers=layers,
-            samples=samples,
-            seed=seed,
+            samples=int(samples),
+            seed=int(seed),
         )
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Options:
+        ranks, skip = data["ranks"], data["skip"]
+        if isinstance(ranks, dict):
+            ranks = {key: tuple(value) if isinstance(value, list) else value for key, value in ranks.items()}
+        changed = {
+            "speedup": math.nan if data["speedup"] is None else data["speedup"],
+            "ranks": ranks,
+            "skip": None if skip is None else tuple(skip),
+        }
+        return cls(**{**data, **changed})
 
     def to_json(self) -> dict[str, Any]:
         data = dict(vars(self))
         data["speedup"] = None if math.isnan(self.speedup) else self.speedup
         data["skip"] = None if self.skip is None else list(self.skip)
         if isinstance(self.ranks, Mapping):
-            data["ranks"] = {k: list(v) if isinstance(v, (tuple, list)) else v for k, v in self.ranks.items()}
+            data["ranks"] = {
+                k: [int(n) for n in v] if isinstance(v, (tuple, list)) else int(v) for k, v in self.ranks.items()
+            }
         return data
 
 
@@ -87,19 +102,22 @@ def _one_of(name: str, value: Any, allowed: Iterable[str], also: str = "") -> No
 
 
 def _check_speedup(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 1:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value <= 1:
         raise LeanconvError(f"speedup={value!r} must be a number above 1, for example 4.0.")
 
 
 def _whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise LeanconvError(f"{name}={value!r} must be a whole number, {least} or more.")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value < 1 << 32:
+        raise LeanconvError(f"{name}={value!r} must be a whole number from {least} to {(1 << 32) - 1}.")
 
 
 def _names(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         raise LeanconvError(f"skip={value!r} is one string; give a list of layer names: [{value!r}].")
-    names = tuple(value)
+    try:
+        names = tuple(value)
+    except TypeError:
+        raise LeanconvError(f"skip={value!r} must be a list of layer names, for example ['features.0'].") from None
     for name in names:
         if not isinstance(name, str):
             raise LeanconvError(f"skip contains {name!r}; give layer names as strings.")

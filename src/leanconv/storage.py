@@ -6,6 +6,7 @@ checksum of the weights and of itself, so a damaged or edited folder is refused 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import hashlib
@@ -30,6 +31,16 @@ FORMAT = "leanconv"
 VERSION = 1
 DESCRIPTION = "leanconv.json"
 WEIGHTS = "model.safetensors"
+# Fields of a result that are plain data.
+FACTS = (
+    "skipped",
+    "macs_before",
+    "macs_after",
+    "parameters_before",
+    "parameters_after",
+    "images",
+    "preprocess",
+)
 
 
 def save(result: Accelerated, folder: Path) -> Path:
@@ -37,6 +48,7 @@ def save(result: Accelerated, folder: Path) -> Path:
     check_new(folder)
     _clear_leftovers(folder)
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    made = [place for place in folder.absolute().parents if not place.exists()]
     try:
         part.mkdir(parents=True)
         weights = part / WEIGHTS
@@ -56,6 +68,9 @@ def save(result: Accelerated, folder: Path) -> Path:
         os.rename(part, folder)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
+        for place in made:
+            with contextlib.suppress(OSError):  # another process may have put something there meanwhile
+                place.rmdir()
         if isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             raise _exists(folder) from None
         # safetensors reports a full disk in an error of its own.
@@ -70,6 +85,8 @@ def save(result: Accelerated, folder: Path) -> Path:
 
 def check_new(folder: Path) -> None:
     """Refuse a place that cannot take a new folder, before any work is done for it."""
+    if not folder.name or len(os.fsencode(folder.name)) > 200 or "\0" in str(folder):
+        raise LeanconvError(f"{str(folder)[:80]!r} cannot be the name of a folder; give a shorter, plain one.")
     if folder.exists() or folder.is_symlink():
         raise _exists(folder)
     parent = next(place for place in folder.absolute().parents if place.exists())
@@ -106,6 +123,12 @@ def _flush(path: Path) -> None:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """The state dict, every tensor with memory of its own: tied weights are written once a name."""
+    odd = [key for key, value in model.state_dict().items() if not isinstance(value, Tensor)]
+    if odd:
+        raise LeanconvError(
+            f"the network keeps something other than tensors in its state ({listing(odd, 3)}), which safetensors cannot "
+            "hold; use result.model in this process."
+        )
     return {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
 
 
@@ -120,14 +143,17 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
 def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerated:
     """Like ``load``, with everything that was known when it was saved."""
     folder = Path(folder)
+    if model is not None and not isinstance(model, nn.Module):
+        raise LeanconvError(f"model is a {type(model).__name__}; give the original network, a torch.nn.Module.")
     data = read_description(folder)
-    weights = _weights(folder, data)
     try:
+        weights = _weights(folder, data)
         source = Source.from_json(data["source"])
         changes = [Change.from_json(change) for change in data["changes"]]
-        options = Options(**{**data["options"], "speedup": data["options"]["speedup"] or float("nan")})
+        options = Options.from_json(data["options"])
         layers = [LayerReport(**{**layer, "ranks": tuple(layer["ranks"])}) for layer in data["layers"]]
-    except (KeyError, TypeError) as error:
+        facts = {key: data[key] for key in FACTS}
+    except (KeyError, TypeError, AttributeError) as error:
         raise LeanconvError(
             f"{str(folder / DESCRIPTION)!r} lacks or garbles {error}; save the network again."
         ) from None
@@ -139,16 +165,10 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
     return Accelerated(
         model=network.eval(),
         layers=layers,
-        skipped=data["skipped"],
-        macs_before=data["macs_before"],
-        macs_after=data["macs_after"],
-        parameters_before=data["parameters_before"],
-        parameters_after=data["parameters_after"],
-        images=data["images"],
+        **facts,
         changes=changes,
         options=options,
         source=source,
-        preprocess=data["preprocess"],
     )
 
 
@@ -156,10 +176,10 @@ def _apply(changes: list[Change], network: nn.Module, folder: Path, source: Sour
     for change in changes:
         try:
             replace(network, change)
-        except AttributeError:
+        except (AttributeError, AssertionError, RuntimeError, ValueError):
             raise LeanconvError(
-                f"the model given has no layer {change.name!r}; {str(folder)!r} was made from {source.name!r}, give "
-                "a network of the same architecture."
+                f"the network has no layer {change.name!r} that fits; {str(folder)!r} was made from {source.name!r}, "
+                "give a network of the same architecture."
             ) from None
 
 

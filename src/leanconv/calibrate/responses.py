@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from leanconv.calibrate.batches import Batches, to_device
 from leanconv.calibrate.patches import choose_positions, conv_patches, linear_patches, outputs_at
 from leanconv.errors import LeanconvError
+from leanconv.network.failure import model_failed
 from leanconv.network.recognise import is_addition
 from leanconv.network.recording import tensors
 from leanconv.network.sites import Site
@@ -204,12 +205,3 @@ def _watched(model: nn.Module, watches: list[_Watch]) -> Iterator[_Run]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def model_failed(error: Exception, batch: Any) -> LeanconvError:
-    """The user's network refused a batch: say what it was given and what it said."""
-    shape = tuple(batch.shape) if isinstance(batch, Tensor) else [tuple(image.shape) for image in batch[:3]]
-    said = " ".join(str(error).split())[:300]
-    return LeanconvError(
-        f"the model raised {type(error).__name__} on a batch of shape {shape}: {said}; give images it accepts."
-    )

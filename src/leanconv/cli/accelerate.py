@@ -33,7 +33,7 @@ def accelerate(
     num_classes: given.Classes = None,
     size: given.Size = None,
     resize: given.Resize = None,
-    channels: given.Channels = 3,
+    channels: given.Channels = None,
     mean: given.Mean = None,
     std: given.Std = None,
     batch: given.Batch = 32,
@@ -90,7 +90,8 @@ def accelerate(
         print(json.dumps({**result.to_json(), "folder": str(out), "unreadable": read.unreadable}))
     else:
         print(result)
-        print(f"saved to {out}; use it: leanconv.load({str(out)!r})")
+        needed = ", model=..." if network.source.library == "other" else ""
+        print(f"saved to {out}; use it: leanconv.load({str(out)!r}{needed})")
 
 
 def _ranks(text: str) -> Any:

@@ -25,7 +25,7 @@ def evaluate(
     ] = None,
     size: given.Size = None,
     resize: given.Resize = None,
-    channels: given.Channels = 3,
+    channels: given.Channels = None,
     mean: given.Mean = None,
     std: given.Std = None,
     batch: given.Batch = 32,
@@ -43,6 +43,7 @@ def evaluate(
     leanconv evaluate vgg16-4x --data val.tar --json
     """
     from leanconv.cli.saved import open_network
+    from leanconv.entrance import check_model
     from leanconv.evaluate.classification import accuracy, logits_and_labels
     from leanconv.evaluate.labels import class_indices
     from leanconv.images import find_pictures, stream
@@ -55,10 +56,8 @@ def evaluate(
         pictures = spread(pictures, limit)
     place = given.pick_device(device)
     network = open_network(model, original, weights, num_classes, default_weights="DEFAULT")
-    if network.remembered is not None and [size, resize, mean, std] == [None] * 4:
-        prepare = network.remembered
-    else:
-        prepare = given.preprocess(network.preset, size=size, resize=resize, channels=channels, mean=mean, std=std)
+    check_model(network.model)
+    prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
     bad: list[str] = []
     batches = stream(pictures, prepare, batch=batch, workers=given.pick_workers(workers), bad=bad)
     with reporter(not quiet).stage("evaluating", -(-len(pictures) // batch)) as stage:

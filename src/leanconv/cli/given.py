@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Size = Annotated[int | None, typer.Option(min=1, help="Side of the square the network takes (224).")]
 Resize = Annotated[int | None, typer.Option(min=1, help="Shorter side before the centre crop (size * 256 / 224).")]
-Channels = Annotated[int, typer.Option(min=1, max=3, help="3 for colour, 1 for grey.")]
+Channels = Annotated[int | None, typer.Option(min=1, max=3, help="3 for colour (default), 1 for grey.")]
 Mean = Annotated[str | None, typer.Option(help="Mean to subtract, R,G,B in 0..1 (ImageNet's).")]
 Std = Annotated[str | None, typer.Option(help="Deviation to divide by, R,G,B in 0..1 (ImageNet's).")]
 
@@ -195,25 +196,29 @@ def preprocess(
     *,
     size: int | None,
     resize: int | None,
-    channels: int,
+    channels: int | None,
     mean: str | None,
     std: str | None,
+    base: Preprocess | None = None,
 ) -> Preprocess:
-    """The weights' own preset unless the user says otherwise."""
+    """The weights' own preset unless the user says otherwise; ``base`` is what counts for what they do not say."""
     from leanconv.images import Preprocess
 
     if preset is not None and size is None and resize is None and mean is None and std is None:
         import torchvision
 
-        return Preprocess(channels=channels, transform=torchvision.models.get_weight(preset).transforms())
-    side = size or 224
-    plain = Preprocess(size=side, resize=resize or round(side * 256 / 224), channels=channels)
+        return Preprocess(channels=channels or 3, transform=torchvision.models.get_weight(preset).transforms())
+    base = base or Preprocess()
+    side, depth = size or base.size, channels or base.channels
+    deviation = _numbers("--std", std, depth) if std else base.std
+    if any(value <= 0 for value in deviation):
+        raise LeanconvError(f"--std {std!r} must be above 0.")
     return Preprocess(
-        size=plain.size,
-        resize=plain.resize,
-        channels=channels,
-        mean=_numbers("--mean", mean, channels) if mean else plain.mean,
-        std=_numbers("--std", std, channels) if std else plain.std,
+        size=side,
+        resize=resize or (base.resize if side == base.size else round(side * 256 / 224)),
+        channels=depth,
+        mean=_numbers("--mean", mean, depth) if mean else base.mean,
+        std=deviation,
     )
 
 
@@ -222,7 +227,7 @@ def _numbers(option: str, text: str, channels: int) -> tuple[float, ...]:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
         values = ()
-    if len(values) != channels:
+    if len(values) != channels or not all(math.isfinite(value) for value in values):
         raise LeanconvError(f"{option} {text!r} must be {channels} numbers with commas, for example 0.485,0.456,0.406.")
     return values
 

@@ -25,7 +25,7 @@ def inspect(
     ] = None,
     size: given.Size = None,
     resize: given.Resize = None,
-    channels: given.Channels = 3,
+    channels: given.Channels = None,
     mean: given.Mean = None,
     std: given.Std = None,
     batch: given.Batch = 32,
@@ -53,11 +53,11 @@ def inspect(
     network = open_network(
         model, original, weights, num_classes, default_weights="none" if images is None else "DEFAULT"
     )
-    prepare = given.preprocess(network.preset, size=size, resize=resize, channels=channels, mean=mean, std=std)
+    prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
     batches = None
     if images is not None:
         pictures = spread(find_pictures(images), count)
         batches = read_all(pictures, prepare, batch=batch, workers=given.pick_workers(workers)).batches
-    shape = (1, channels, size or 224, size or 224)
+    shape = (1, prepare.channels, prepare.size, prepare.size)
     found = inspect_network(network.model, batches, shape=shape, layers=layers, device=place)  # type: ignore[arg-type]
     print(json.dumps(found.to_json()) if as_json else found)

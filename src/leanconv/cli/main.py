@@ -11,7 +11,7 @@ from leanconv.errors import LeanconvError
 
 try:
     import typer
-except ImportError:  # pragma: no cover - typer is a dependency; this is for installs without dependencies
+except ModuleNotFoundError:  # pragma: no cover - typer is a dependency; this is for installs without dependencies
     sys.exit("leanconv: the command line needs typer and rich; pip install typer rich.")
 
 from leanconv.cli.accelerate import accelerate

@@ -23,6 +23,16 @@ class Opened:
     preset: str | None = None
     remembered: Preprocess | None = None
 
+    def preprocess(
+        self, *, size: int | None, resize: int | None, channels: int | None, mean: str | None, std: str | None
+    ) -> Preprocess:
+        """What the folder remembers, changed where the user says otherwise."""
+        if self.remembered is None or self.remembered.transform is not None:
+            return given.preprocess(self.preset, size=size, resize=resize, channels=channels, mean=mean, std=std)
+        return given.preprocess(
+            None, size=size, resize=resize, channels=channels, mean=mean, std=std, base=self.remembered
+        )
+
 
 def open_network(
     spec: str, original: str | None, weights: str | None, classes: int | None, *, default_weights: str

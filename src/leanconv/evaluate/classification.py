@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from leanconv.errors import LeanconvError
 from leanconv.evaluate.labels import ClassIndices
 from leanconv.images.find import Picture
+from leanconv.network.failure import model_failed
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,16 @@ def logits_and_labels(
     labels: list[int] = []
     with torch.no_grad():
         for batch, pictures in batches:
-            scores = class_scores(model(batch.to(device))).float().cpu()
+            try:
+                output = model(batch.to(device))
+            except Exception as error:
+                raise model_failed(error, batch) from error
+            scores = class_scores(output).float().cpu()
+            if not bool(torch.isfinite(scores).all()):
+                raise LeanconvError(
+                    f"the model answers NaN or infinity on {pictures[0].name} and the images after it; check its weights "
+                    "and the preprocessing."
+                )
             if not found:
                 classes.check(scores.shape[1])
             found.append(scores)
@@ -65,9 +75,9 @@ def class_scores(output: object) -> Tensor:
     """The n x classes tensor in a classifier's output, or a sentence saying what came instead."""
     if isinstance(output, Tensor) and output.dim() == 2:
         return output
-    shape = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else ""
+    shape = f" of shape {tuple(output.shape)}" if isinstance(output, Tensor) else ""
     raise LeanconvError(
-        f"the model returned a {type(output).__name__} {shape}where images x classes is needed; evaluate takes "
+        f"the model returned a {type(output).__name__}{shape} where images x classes is needed; evaluate takes "
         "classifiers."
     )
 

@@ -111,13 +111,14 @@ class Cost:
     filters: int  # d
 
     @classmethod
-    def of(cls, geometry: Geometry, in_size: Size, out_size: Size) -> Cost:
-        positions = prod(out_size)
+    def of(cls, geometry: Geometry, in_size: Size, out_size: Size, repeats: int = 1) -> Cost:
+        """``repeats``: how often the layer runs on a map of this size for one image."""
+        positions = repeats * prod(out_size)
         return cls(
             dense=positions * geometry.out_channels * geometry.patch,
             reduce=positions * geometry.patch,
             expand=positions * geometry.out_channels,
-            vertical=out_size[0] * in_size[-1] * geometry.kernel[0] * geometry.in_channels,
+            vertical=repeats * out_size[0] * in_size[-1] * geometry.kernel[0] * geometry.in_channels,
             horizontal=positions * geometry.kernel[-1],
             filters=geometry.out_channels,
         )

@@ -6,6 +6,7 @@ FIRST = "the first convolution, kept by default (skip=[] includes it)"
 ASKED = "named in skip"
 NOT_NAMED = "not named in ranks"
 NOT_CHEAPER = "its factors would not be cheaper than the layer"
+NOT_NEEDED = "kept whole by the rank selection"
 NOT_SPATIAL = "no k x k filter to split (the spatial scheme needs k > 1 both ways)"
 UNUSED = "not used by the sample run"
 USED_AGAIN = "used more than once in one run"
@@ -23,6 +24,7 @@ ALL = (
     ASKED,
     NOT_NAMED,
     NOT_CHEAPER,
+    NOT_NEEDED,
     NOT_SPATIAL,
     UNUSED,
     USED_AGAIN,

@@ -58,13 +58,14 @@ def is_addition(function: Any, kwargs: dict[str, Any], operands: list[Tensor]) -
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody else's code runs around this module's forward, or computes its weight."""
+    """Whether somebody else's code runs in or around this module's forward, or computes its weight."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
         or hasattr(module, "parametrizations")
+        or "forward" in vars(module)
     )
 
 

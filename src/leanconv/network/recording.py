@@ -73,8 +73,11 @@ class Recording(TorchFunctionMode):
         inputs = [_key(tensor) for tensor in given]
         result = func(*args, **kwargs)
         made = list(tensors(result))
-        # Questions about a tensor (its shape, its device) consume nothing.
-        if made:
+        # Questions about a tensor (its shape, its device) consume nothing, nor does what hands it back (dropout in
+        # eval mode). Writing it into another tensor does, and returns nothing.
+        if func is Tensor.__setitem__:
+            self._record(Event("other", inputs, []), given, [])
+        elif made and not all(_key(tensor) in inputs for tensor in made):
             event = Event("other", inputs, [])
             if spec := activation_call(func, args, kwargs):
                 event.kind, event.activation = "activation", spec
@@ -86,6 +89,10 @@ class Recording(TorchFunctionMode):
                 event.weight_shape = tuple(given[1].shape)
             self._record(event, given, made)
         return result
+
+    def finish(self, result: Any) -> None:
+        """What the network returns is used by whoever called it."""
+        self._record(Event("other", [_key(tensor) for tensor in tensors(result)], []), [], [])
 
     def _record(self, event: Event, given: list[Tensor], made: list[Tensor]) -> None:
         event.outputs = [_key(tensor) for tensor in made]

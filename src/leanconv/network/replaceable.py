@@ -1,58 +1,113 @@
-"""Which layers can really be replaced: a network may hold a layer in a plain list, or read its attributes."""
+"""Which layers can really be replaced: a trial on the sample, since a network may do anything with its modules.
+
+It may hold a layer in a plain list, read its attributes, ask for its type, or use a convolution's raw output behind
+the back of the batch norm that would be folded away. So the trial puts in place what replacing would, with nothing
+approximated yet, and compares the network's answers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import copy
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from leanconv.network.fold import folded
+from leanconv.network.recording import tensors
 from leanconv.network.replace import put
+from leanconv.network.sites import ActivationSpec, Site
+
+# Relative difference of outputs that rounding explains; a wrong replacement is off by far more.
+SAME = {torch.float64: 1e-6, torch.float32: 1e-3}
+SAME_HALF = 0.1
 
 
-def replaceable(model: nn.Module, names: Iterable[str], sample: Any) -> set[str]:
-    """Those of ``names`` that, with a Sequential standing at their path, are still run by ``model(sample)``.
+def replaceable(model: nn.Module, sites: list[Site], sample: Any) -> list[Site]:
+    """The sites that can be replaced, with batch norm folded where that is right too.
 
-    One run when all is well; a run a layer when the network does not survive the trial.
+    One extra run when all is well, up to two a site when it is not.
     """
-    names = list(names)
-    try:
-        return _reached(model, names, sample)
-    except Exception:
-        return {name for name in names if _survives(model, name, sample)}
+    reference = _answers(model, sample)
+    if _survives(model, sites, sample, reference):
+        return sites
+    kept: list[Site] = []
+    for site in sites:
+        # Without its batch norm the response is what goes into the norm: nothing is known of what follows.
+        plain = replace(site, batch_norm=None, activation=ActivationSpec(), adds=0)
+        for candidate in [site, plain] if site.batch_norm else [site]:
+            if _survives(model, [candidate], sample, reference):
+                kept.append(candidate)
+                break
+    return kept if _survives(model, kept, sample, reference) else []
 
 
-def _survives(model: nn.Module, name: str, sample: Any) -> bool:
+def _answers(model: nn.Module, sample: Any) -> list[Tensor]:
+    """Outputs on a copy of the sample, with the same random numbers every time."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return [output.detach().clone() for output in tensors(model(copy.deepcopy(sample)))]
+
+
+def _survives(model: nn.Module, sites: list[Site], sample: Any, reference: list[Tensor]) -> bool:
+    seen: set[str] = set()
     try:
-        return name in _reached(model, [name], sample)
+        with _trial(model, sites, seen):
+            outputs = _answers(model, sample)
     except Exception:
         return False
+    return seen == {site.name for site in sites} and _same(outputs, reference)
 
 
-def _reached(model: nn.Module, names: list[str], sample: Any) -> set[str]:
-    seen: set[str] = set()
-    with _wrapped(model, names, seen), torch.no_grad():
-        model(sample)
-    return seen
+def _same(outputs: list[Tensor], reference: list[Tensor]) -> bool:
+    if [output.shape for output in outputs] != [wanted.shape for wanted in reference]:
+        return False
+    for output, wanted in zip(outputs, reference, strict=True):
+        if not wanted.is_floating_point():
+            continue
+        difference = torch.linalg.vector_norm((output - wanted).double().nan_to_num())
+        size = torch.linalg.vector_norm(wanted.double().nan_to_num())
+        if not float(difference) <= SAME.get(wanted.dtype, SAME_HALF) * float(size):
+            return False
+    return True
 
 
 @contextmanager
-def _wrapped(model: nn.Module, names: list[str], seen: set[str]) -> Iterator[None]:
-    """Every named layer inside a Sequential that notes when it runs; all put back at the end."""
-    layers = {name: model.get_submodule(name) for name in names}
+def _trial(model: nn.Module, sites: list[Site], seen: set[str]) -> Iterator[None]:
+    """Every site's layer inside a Sequential that notes when it runs, batch norms folded; all put back at the end."""
+    before: dict[str, nn.Module] = {}
     try:
-        for name, layer in layers.items():
-            wrapper = nn.Sequential(layer)
+        for site in sites:
+            layer = model.get_submodule(site.name)
+            wrapper = nn.Sequential(_exact(model, site, layer))
             wrapper.train(layer.training)
 
-            def note(module: nn.Module, args: Any, result: Any, name: str = name) -> None:
+            def note(module: nn.Module, args: Any, result: Any, name: str = site.name) -> None:
                 seen.add(name)
 
             wrapper.register_forward_hook(note)
-            put(model, name, wrapper)
+            before[site.name] = layer
+            put(model, site.name, wrapper)
+            if site.batch_norm is not None:
+                before[site.batch_norm] = model.get_submodule(site.batch_norm)
+                put(model, site.batch_norm, nn.Identity())
         yield
     finally:
-        for name, layer in layers.items():
-            put(model, name, layer)
+        for path, module in before.items():
+            put(model, path, module)
+
+
+def _exact(model: nn.Module, site: Site, layer: nn.Module) -> nn.Module:
+    """The layer itself, or a copy with its batch norm folded in."""
+    if site.batch_norm is None:
+        return layer
+    old = layer.weight
+    assert isinstance(old, Tensor)
+    weight, bias = folded(model, site, old.dtype)
+    merged = copy.deepcopy(layer)
+    merged.weight = nn.Parameter(weight.reshape(old.shape), requires_grad=False)
+    merged.bias = nn.Parameter(bias, requires_grad=False)
+    return merged

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from leanconv.errors import LeanconvError, unknown_name
+from leanconv.network.recognise import has_hooks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,9 @@ class Source:
 def identify(model: nn.Module) -> Source:
     """The source of a live network: a torchvision builder whose product is the same in every respect but weights."""
     kind = type(model)
+    # Hooks and forwards set on an instance would be lost in rebuilding.
+    if any(has_hooks(module) for module in model.modules()):
+        return Source(library="other", name=f"{kind.__module__}.{kind.__qualname__} with hooks of its own")
     if kind.__module__.startswith("torchvision.models."):
         from torchvision.models import get_model_builder, list_models
 

@@ -32,7 +32,7 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
     }
     hooked = {name for name, module in counted.items() if has_hooks(module)}
     with recording(model) as tape:
-        model(sample)
+        tape.finish(model(sample))
 
     calls = Counter(event.name for event in tape.events if event.kind in ("layer", "batch_norm"))
     consumers: dict[Key, list[Event]] = defaultdict(list)
@@ -86,10 +86,12 @@ def _weight_owners(model: nn.Module) -> Counter[int]:
 def _refusal(module: nn.Module, hooked: bool, calls: int, owners: Counter[int]) -> str | None:
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return reasons.TRANSPOSED
+    if hasattr(module, "parametrizations"):
+        return reasons.HOOKED  # torch gives such a layer a class of its own
+    if (type(module) not in KINDS and type(module) is not nn.Linear) or "forward" in vars(module):
+        return reasons.CUSTOM
     if hooked:
         return reasons.HOOKED
-    if type(module) not in KINDS and type(module) is not nn.Linear:
-        return reasons.CUSTOM
     if calls > 1:
         return reasons.USED_AGAIN
     if owners[id(module.weight)] > 1:
@@ -181,6 +183,8 @@ def _find_site(
 ) -> _Found:
     geometry = Geometry.of(module)
     in_size, out_size = _sizes(event, geometry, batch)
+    # A network that cuts images into tiles runs the layer on more rows than there are images.
+    repeats = 1 if geometry.kind == "linear" else max(1, event.out_shape[0] // batch)
     tail = event
     batch_norm: str | None = None
     following = _only_consumer(event, consumers)
@@ -195,12 +199,15 @@ def _find_site(
     activation = ActivationSpec()
     if following and following.kind == "activation" and following.activation:
         activation = following.activation
+    slope = activation.parameters.get("slope")
+    if geometry.kind == "linear" and len(event.out_shape) > 2 and isinstance(slope, Tensor) and slope.numel() > 1:
+        activation = ActivationSpec()  # PReLU's slopes go with axis 1, a Linear layer's filters with the last
     site = Site(
         name=event.name,
         geometry=geometry,
         in_size=in_size,
         out_size=out_size,
-        cost=Cost.of(geometry, in_size, out_size),
+        cost=Cost.of(geometry, in_size, out_size, repeats),
         batch_norm=batch_norm,
         activation=activation,
         adds=len(addends),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ def by_hand(
     """
     plan: Plan = {}
     for name, given in ranks.items():
+        if not isinstance(name, str):
+            raise LeanconvError(f"ranks has the key {name!r}; give layer names as strings, for example {str(name)!r}.")
         if name in skipped:
             raise LeanconvError(f"ranks names {name!r}, which cannot be factorised: {skipped[name]}.")
         if name not in sites:
@@ -56,7 +59,7 @@ def _choice(name: str, given: Any, geometry: Geometry, scheme: Scheme) -> Choice
 
 
 def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _check(name: str, symbol: str, rank: int, limit: int) -> None:

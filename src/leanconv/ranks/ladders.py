@@ -29,9 +29,6 @@ class Ladder:
     def pays(self, rank: int) -> bool:
         return self.price(rank) < self.dense
 
-    def cheapest(self) -> int:
-        return min(self.dense, self.price(1))
-
     def up(self, rank: int | None) -> int | None:
         """The next rung: a rank more, or dense (None) where that would not pay."""
         if rank is None or rank + 1 > self.limit or not self.pays(rank + 1):

@@ -35,13 +35,14 @@ def select(candidates: list[Candidate], *, fixed: int, speedup: float, scheme: S
     """
     before = fixed + sum(candidate.cost.dense for candidate in candidates)
     least = fixed + sum(_cheapest(candidate, scheme) for candidate in candidates)
-    if before / speedup < least:
+    if before / least < speedup:
         raise LeanconvError(
             f"speedup={speedup:g} cannot be reached: with {scheme} and every rank at 1 this network gets "
-            f"{math.floor(100 * before / least) / 100:.2f}x; ask for at most that"
+            f"{math.floor(100 * before / least + 1e-9) / 100:.2f}x; ask for at most that"
             + (", or skip fewer layers." if fixed else ".")
         )
-    budget = math.floor(before / speedup) - fixed
+    # The epsilon: 680 / 1.36 must be 500, not 499.
+    budget = math.floor(before / speedup * (1 + 1e-12)) - fixed
     plan: Plan | None
     if method == "energy" and scheme != "spatial" and _pointwise_share(candidates) > POINTWISE:
         plan = _by_price(candidates, budget, scheme)
@@ -87,7 +88,7 @@ def _too_coarse(options: list[list[Option]], fixed: int, before: int, budget: in
     nearest = ""
     if picked is not None:
         cost = fixed + sum(layer[number][0] for layer, number in zip(costs, picked, strict=True))
-        nearest = f"; the best plan above it gives {math.floor(1000 * before / cost) / 1000:.3f}x: ask for that"
+        nearest = f"; the best plan above it gives {math.floor(1000 * before / cost + 1e-9) / 1000:.3f}x: ask for that"
     return (
         f"speedup={speedup:g} cannot be met to within 2 %: this network has so few filters that no choice of ranks "
         f"lands there{nearest}."

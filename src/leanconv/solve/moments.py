@@ -10,8 +10,12 @@ from torch import Tensor
 
 # Pseudo-samples are this share of the mean response variance. Dead or duplicate filters, or fewer samples than
 # channels, leave directions nobody has seen; a share this small changes nothing in directions that were seen
-# (real spectra end around 1e-4 of their mean) and keeps the identity in those that were not.
+# (real spectra end around 1e-4 of their mean) and orders those that were not.
 UNSEEN = 1e-8
+
+# With few samples n for d channels a regression fits their noise. Pseudo-samples worth this times (d / n)^2 of the
+# mean variance hold it near the identity: a hundredth at n = d, 1e-6 at 100 samples a channel.
+FEW = 0.01
 
 # Rows a product handles at once. On a CPU a chunk of y, z and their difference should stay in the last-level
 # cache; a GPU wants few, large launches.
@@ -52,20 +56,33 @@ class Moments:
             scatter.addmm_(centred.T, centred)
         return cls(count, mean, scatter)
 
-    def ridge(self) -> float:
-        """The weight of the pseudo-samples, one along each axis, response equal to target."""
-        mean_variance = float(self.scatter.diagonal().mean())
-        return UNSEEN * mean_variance if mean_variance > 0 else 1.0
+    def regular(self, prior: Tensor | None = None) -> Tensor:
+        """Scatter with pseudo-samples whose response equals their target.
 
-    def regular(self) -> Tensor:
-        """Scatter including the pseudo-samples: positive definite whatever the data."""
-        return self.scatter + self.ridge() * torch.eye(len(self.mean), dtype=torch.float64, device=self.mean.device)
+        ``prior`` (d x d) is their scatter, up to scale: that of the responses to white noise, W W^T, says where
+        unseen responses can lie. Without it they lie anywhere.
+        """
+        width = len(self.mean)
+        variance = float(self.scatter.diagonal().mean())
+        weight = variance * (UNSEEN + FEW * (width / max(self.count, 1)) ** 2) if variance > 0 else 1.0
+        if prior is None or not float(prior.diagonal().mean()) > 0:
+            prior = torch.eye(width, dtype=torch.float64, device=self.mean.device)
+        return self.scatter + prior.to(torch.float64) * (weight / float(prior.diagonal().mean()))
+
+    def noise(self, dtype: torch.dtype) -> float:
+        """Scatter that rounding in ``dtype`` alone can produce: an eigenvalue under it says nothing."""
+        eps = torch.finfo(dtype).eps
+        largest = float(self.scatter.diagonal().max()) if len(self.mean) else 0.0
+        return max(10 * eps * largest, 100 * self.count * (eps * float(self.mean.abs().max())) ** 2)
 
 
-def roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """``matrix^(1/2)`` and ``matrix^(-1/2)`` of a symmetric positive definite float64 matrix. Cost O(d^3)."""
+def roots(matrix: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """``matrix^(1/2)`` and ``matrix^(-1/2)`` of a symmetric float64 matrix, eigenvalues under ``floor`` left out of
+    the inverse. Cost O(d^3)."""
     values, vectors = torch.linalg.eigh(matrix)
-    # eigh's own rounding can leave values at or under zero; the floor is its error bound.
-    floor = values[-1] * torch.finfo(matrix.dtype).eps * len(values)
-    root = values.clamp_min(floor).sqrt()
-    return (vectors * root) @ vectors.T, (vectors / root) @ vectors.T
+    # eigh's own rounding can leave values at or under zero.
+    floor = max(floor, float(values[-1]) * torch.finfo(matrix.dtype).eps * len(values))
+    kept = values > floor
+    root = values.clamp_min(0.0).sqrt()
+    inverse = torch.where(kept, root.clamp_min(floor**0.5).reciprocal(), torch.zeros_like(root))
+    return (vectors * root) @ vectors.T, (vectors * inverse) @ vectors.T

@@ -42,12 +42,14 @@ def nonlinear(
     activation: Activation,
     *,
     addend: Tensor | None = None,
+    prior: Tensor | None = None,
     schedule: tuple[tuple[float, int], ...] = SCHEDULE,
     tolerance: float | None = 1e-3,
 ) -> NonlinearFit:
     """min over M of the given rank, b: sum ||r(t_i) - r(s_i + M y_i + b)||^2, for ``target`` t and ``y`` n x d.
 
     ``addend`` s (n x d, None for zero) is what a shortcut adds; the target then includes the true shortcut.
+    ``prior``: see ``Moments.regular``.
 
     Relaxed with auxiliary z_i (``method.md``), alternating (i) reduced-rank regression of z - s on y and (ii) the
     z-step, from the linear solution. Symmetric when ``target`` is ``y``. A phase of the schedule ends early when
@@ -57,13 +59,15 @@ def nonlinear(
 
     Step (i) needs the leading eigenvectors of a matrix that hardly moves between iterations. A step of orthogonal
     iteration from the previous ones never raises the relaxed error (the trace they capture cannot fall) and costs
-    a quarter of an eigendecomposition; the last iteration of each phase is exact.
+    a quarter of an eigendecomposition; the last iteration of a phase that runs to its end is exact.
 
     Cost an iteration: n d (d + 2 rank) multiply-adds, the z-step and O(d^2 rank).
     """
-    regressor = Regressor.of(y)
+    regressor = Regressor.of(y, prior)
+    # Products with y are taken centred: subtracting the mean's share afterwards would leave its rounding behind.
+    centred = y - regressor.mean.to(y.dtype)
     activated = activation(target)
-    current = best = reduced_rank(target if addend is None else target - addend, y, rank, regressor)
+    current = best = reduced_rank(target if addend is None else target - addend, y, rank, regressor=regressor)
     best_error = float("inf")
     errors: list[float] = []
     done = 0
@@ -80,14 +84,15 @@ def nonlinear(
         u = current.p.to(torch.float64)
         for step in range(iterations):
             looking = step % CHECK_EVERY == 0
-            by_y, total, squared = _z_sweep(current, target, activated, y, addend, activation, weight, measure=looking)
+            by_y, total, squared = _z_sweep(
+                current, target, activated, y, centred, addend, activation, weight, measure=looking
+            )
             if looking:
                 error = look(squared)
                 if tolerance is not None and last is not None and last - error <= tolerance * last:
                     break
                 last = error
             z_mean = regressor.mean + total / len(y)
-            by_y -= torch.outer(total, regressor.mean)
             a = regressor.whitened(by_y)
             if step == iterations - 1:
                 u = leading_subspace(a, rank)
@@ -104,13 +109,15 @@ def _z_sweep(
     target: Tensor,
     activated: Tensor,
     y: Tensor,
+    centred: Tensor,
     addend: Tensor | None,
     activation: Activation,
     weight: float,
     *,
     measure: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One pass over the samples: sum (z - s - y) y^T, sum (z - s - y), and if asked sum ||r(t) - r(s + M y + b)||^2.
+    """One pass over the samples: sum (z - s - y)(y - mean)^T, sum (z - s - y), and, if asked,
+    sum ||r(t) - r(s + M y + b)||^2.
 
     z is never stored: a chunk is made in a reused buffer, used and dropped while it is in cache. Products and the
     sums of a few chunks are in the dtype of the samples (the difference z - y is small), the rest in float64.
@@ -136,7 +143,7 @@ def _z_sweep(
         difference = activation.z_step(target[rows], activated[rows], v, weight).sub_(y[rows])
         if addend is not None:
             difference -= addend[rows]
-        partial.addmm_(difference.T, y[rows])
+        partial.addmm_(difference.T, centred[rows])
         total += difference.sum(0)
         if number % FLUSH_EVERY == FLUSH_EVERY - 1 or number == len(spans) - 1:
             by_y += partial

@@ -27,12 +27,13 @@ def spectrum(y: Tensor) -> Spectrum:
     return Spectrum(values.flip(0).clamp_min(0.0), vectors.flip(1), moments.mean)
 
 
-def pca(y: Tensor, rank: int) -> LowRank:
+def pca(y: Tensor, rank: int, *, prior: Tensor | None = None) -> LowRank:
     """Linear, symmetric: M = U U^T with U the leading ``rank`` eigenvectors, b = mean - M mean.
 
-    The squared error equals the sum of the eigenvalues left out, times n.
+    The squared error equals the sum of the eigenvalues left out, times n. ``prior`` (``Moments.regular``) orders
+    directions the samples do not.
     """
-    found = spectrum(y)
-    u = found.vectors[:, :rank]
-    b = found.mean - u @ (u.T @ found.mean)
+    moments = Moments.of(y)
+    u = torch.linalg.eigh(moments.regular(prior)).eigenvectors.flip(1)[:, :rank]
+    b = moments.mean - u @ (u.T @ moments.mean)
     return LowRank(u.to(y.dtype), u.to(y.dtype), b.to(y.dtype))

@@ -20,7 +20,8 @@ class Regressor:
 
     Z Y^T is written as Y Y^T + (Z - Y) Y^T, so that M^ = I + (Z - Y) Y^T (Y Y^T)^-1. The targets are close to the
     inputs, so the second term is small and may be accumulated in float32: at Z = Y the answer is the identity to
-    the last bit, which an inverse of an ill-conditioned Y Y^T would otherwise spoil.
+    the last bit, which an inverse of an ill-conditioned Y Y^T would otherwise spoil. Directions in which y varies
+    less than its own rounding are left out of the inverse, so M^ is the identity there too.
     """
 
     mean: Tensor
@@ -29,9 +30,10 @@ class Regressor:
     inverse: Tensor
 
     @classmethod
-    def of(cls, y: Tensor) -> Regressor:
+    def of(cls, y: Tensor, prior: Tensor | None = None) -> Regressor:
+        """``prior``: see ``Moments.regular``."""
         moments = Moments.of(y)
-        root, inverse_root = roots(moments.regular())
+        root, inverse_root = roots(moments.regular(prior), moments.noise(y.dtype))
         return cls(moments.mean, root, inverse_root, inverse_root @ inverse_root)
 
     def whitened(self, difference_by_y: Tensor) -> Tensor:
@@ -52,23 +54,24 @@ def leading_subspace(a: Tensor, rank: int) -> Tensor:
     return vectors[:, len(a) - rank :].flip(1)
 
 
-def reduced_rank(z: Tensor, y: Tensor, rank: int, regressor: Regressor | None = None) -> LowRank:
+def reduced_rank(
+    z: Tensor, y: Tensor, rank: int, *, prior: Tensor | None = None, regressor: Regressor | None = None
+) -> LowRank:
     """min over M of the given rank, b: sum ||z_i - (M y_i + b)||^2, for ``z``, ``y`` n x d.
 
-    Where y has not varied in the sample M is the identity: the minimum is taken with d pseudo-samples z = y
-    of negligible weight, so a singular Y Y^T has a unique and harmless answer. ``regressor`` is that of ``y``
-    where it is already known. Cost n d^2 multiply-adds, as many in float64 for the regressor, and O(d^3).
+    Where y has not varied in the sample M is the identity: the minimum is taken with pseudo-samples z = y of
+    negligible weight, spread as ``prior`` says (``Moments.regular``), so a singular Y Y^T has a unique and harmless
+    answer. ``regressor`` is that of ``y`` where it is already known. Cost 2 n d^2 multiply-adds in float64 and O(d^3).
     """
-    regressor = regressor or Regressor.of(y)
+    regressor = regressor or Regressor.of(y, prior)
     width = y.shape[1]
     by_y = torch.zeros(width, width, dtype=torch.float64, device=y.device)
     total = torch.zeros(width, dtype=torch.float64, device=y.device)
     if z is not y:
         for rows in chunks(len(y), y.device):
-            difference = z[rows] - y[rows]
-            by_y += difference.T @ y[rows]
+            difference = z[rows].to(torch.float64) - y[rows]
+            by_y.addmm_(difference.T, y[rows].to(torch.float64) - regressor.mean)
             total += difference.sum(0)
-        by_y -= torch.outer(total, regressor.mean)
     u = leading_subspace(regressor.whitened(by_y), rank)
     z_mean = regressor.mean + total / max(len(y), 1)
     return regressor.solution(u, by_y, z_mean, y.dtype)
