@@ -282,6 +282,9 @@ REFUSALS = [
     ({"layers": "dense"}, r"layers='dense'"),
     ({"samples": 0}, r"samples=0"),
     ({"seed": -1}, r"seed=-1"),
+    ({"seed": 2**64}, r"seed=18446744073709551616 must be a whole number"),
+    ({"skip": 5}, r"must be a list of layer names"),
+    ({"ranks": {3: (4, 4)}}, r"give layer names as strings"),
     ({"device": "toaster"}, r"device='toaster' cannot be used"),
     ({"workdir": "x"}, r"workdir"),
 ]
@@ -355,3 +358,17 @@ def test_progress_falls_back_to_plain_lines(network: nn.Module, pictures: Tensor
 def test_an_infinite_mask_is_not_a_broken_weight(network: nn.Module, pictures: Tensor) -> None:
     network.register_buffer("mask", torch.full((2, 2), float("-inf")))
     assert accelerate(network, pictures).speedup >= 2.0
+
+
+def test_numpy_numbers_are_numbers(network: nn.Module, pictures: Tensor) -> None:
+    assert accelerate(network, pictures, np.float32(2.0)).speedup >= 2.0
+    result = accelerate(network, pictures, ranks={"7": np.int64(9)}, scheme="channel")
+    assert result.layers[0].ranks == (9,)
+
+
+def test_the_seed_cuda_will_start_with_is_untouched(network: nn.Module, pictures: Tensor) -> None:
+    torch.manual_seed(123)
+    before = [entry[0] for entry in torch.cuda._queued_calls] if hasattr(torch.cuda, "_queued_calls") else []
+    accelerate(network, pictures)
+    after = [entry[0] for entry in torch.cuda._queued_calls] if hasattr(torch.cuda, "_queued_calls") else []
+    assert len(after) == len(before)

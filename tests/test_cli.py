@@ -246,3 +246,34 @@ def test_help_is_quick_and_does_not_import_torch() -> None:
 def test_python_dash_m(place: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "leanconv", "--version"], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == f"leanconv {leanconv.__version__}"
+
+
+def test_a_grey_folder_remembers_how_it_was_made(place: Path, leanconv_command) -> None:
+    code, _, err = leanconv_command(
+        f"accelerate net.py:grey --images photos --speedup 1.2 --out fast --channels 1 --no-skip --samples 200 {COMMON}"
+    )
+    assert code == 0, err
+    code, out, err = leanconv_command("inspect fast --model net.py:grey --device cpu --json")
+    assert code == 0, err
+    assert json.loads(out)["layers"][0]["out_size"] == [14, 14]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("evaluate net.py:grey --data photos --size 16", "the model raised RuntimeError"),
+        ("evaluate net.py:build --data photos --size 16 --std 0,0,0", "must be above 0"),
+        ("evaluate net.py:build --data photos --size 16 --mean nan,0,0", "must be 3 numbers"),
+        ("evaluate net.py:spoilt --data photos --size 16", "layer '0' has NaN"),
+        ("accelerate net.py:build --images photos --out x --seed 18446744073709551616", "seed="),
+        (f"accelerate net.py:build --images photos --out {'n' * 300}", "cannot be the name of a folder"),
+    ],
+)
+def test_more_bad_input(arguments: str, message: str, place: Path, leanconv_command) -> None:
+    (place / "net.py").write_text(
+        NETWORK + "\ndef spoilt():\n    net = build()\n    net[0].weight.data.fill_(float('nan'))\n    return net\n"
+    )
+    code, out, err = leanconv_command(f"{arguments} --workers 0 --device cpu")
+    assert code == 2
+    assert message in err
+    assert out == ""

@@ -18,6 +18,7 @@ STOREYS = [
     {"options", "fit", "entrance"},
     {"result", "inspection"},
     {"storage"},
+    {"job"},
     {"_accelerate"},
     {"demo"},
     {"cli"},

@@ -284,7 +284,7 @@ def test_shortcut_aware_beats_shortcut_blind(monkeypatch: pytest.MonkeyPatch) ->
     """Residual-aware asymmetric < the same without the shortcut, and < symmetric, in error of the last features."""
     import dataclasses
 
-    import leanconv._accelerate as module
+    import leanconv.job as module
 
     class Block(nn.Module):
         def __init__(self, width: int) -> None:

@@ -211,3 +211,30 @@ def test_a_killed_save_is_cleaned_up_by_the_next(result: leanconv.Accelerated, t
     assert len(list(tmp_path.iterdir())) == 1
     result.save(tmp_path / "saved")
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_failed_save_removes_the_parents_it_made(
+    result: leanconv.Accelerated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("leanconv.storage._flush", full)
+    with pytest.raises(LeanconvError, match="nothing was left behind"):
+        result.save(tmp_path / "new" / "deep" / "saved")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_come_back_equal(folder: Path, result: leanconv.Accelerated) -> None:
+    assert leanconv.load_result(folder, plain_network()).options == result.options
+
+
+def test_networks_with_hooks_of_their_own_are_not_rebuilt_by_name() -> None:
+    model = torchvision.models.squeezenet1_1(num_classes=3)
+    model.register_forward_hook(lambda module, args, output: output * 10)
+    assert identify(model).library == "other"
+
+
+def test_load_wants_a_network(folder: Path) -> None:
+    with pytest.raises(LeanconvError, match="model is a str"):
+        leanconv.load(folder, model="vgg16")  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ def _check_speedup(value: Any) -> None:
 
 
 def _whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value < 1 << 32:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) < 1 << 32:
         raise LeanconvError(f"{name}={value!r} must be a whole number from {least} to {(1 << 32) - 1}.")
 
 

@@ -126,8 +126,8 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     odd = [key for key, value in model.state_dict().items() if not isinstance(value, Tensor)]
     if odd:
         raise LeanconvError(
-            f"the network keeps something other than tensors in its state ({listing(odd, 3)}), which safetensors cannot "
-            "hold; use result.model in this process."
+            f"the network keeps something other than tensors in its state ({listing(odd, 3)}), which safetensors "
+            "cannot hold; use result.model in this process."
         )
     return {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
 

@@ -58,8 +58,8 @@ def logits_and_labels(
             scores = class_scores(output).float().cpu()
             if not bool(torch.isfinite(scores).all()):
                 raise LeanconvError(
-                    f"the model answers NaN or infinity on {pictures[0].name} and the images after it; check its weights "
-                    "and the preprocessing."
+                    f"the model answers NaN or infinity on {pictures[0].name} or the images after it; check "
+                    "its weights and the preprocessing."
                 )
             if not found:
                 classes.check(scores.shape[1])

@@ -1,0 +1,273 @@
+"""One run of ``accelerate``: find sites, choose ranks, solve layer by layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from leanconv.calibrate.batches import Batches, to_device
+from leanconv.calibrate.responses import Probe, Responses, collect
+from leanconv.entrance import copied
+from leanconv.errors import LeanconvError, listing, unknown_name
+from leanconv.fit import Fit, fit_site, measure
+from leanconv.network import reasons
+from leanconv.network.failure import model_failed
+from leanconv.network.fold import folded
+from leanconv.network.replace import Change, replace
+from leanconv.network.replaceable import replaceable
+from leanconv.network.sites import Site, Survey
+from leanconv.network.source import identify
+from leanconv.network.survey import survey
+from leanconv.options import Options
+from leanconv.progress import Progress
+from leanconv.ranks import Candidate, Choice, Plan, by_hand, select
+from leanconv.ranks.candidates import Energies
+from leanconv.result import Accelerated, LayerReport
+from leanconv.solve import SpatialBasis, spatial_basis, spectrum
+
+
+@dataclass
+class Job:
+    """One run. ``original`` and ``accelerated`` are the two streams, both copies of the user's model."""
+
+    original: nn.Module
+    accelerated: nn.Module
+    batches: Batches
+    survey: Survey
+    sites: dict[str, Site]
+    skipped: dict[str, str]
+    options: Options
+    device: torch.device
+    dtype: torch.dtype
+    reporter: Progress
+
+    @classmethod
+    def prepare(
+        cls, model: nn.Module, batches: Batches, options: Options, device: torch.device, reporter: Progress
+    ) -> Job:
+        original = copied(model).eval().to(device)
+        sample = to_device(batches.sample(), device)
+        try:
+            found = survey(original, sample, layers=options.layers)
+        except LeanconvError:
+            raise
+        except Exception as error:
+            raise model_failed(error, batches.sample()) from error
+        if not found.layers:
+            raise LeanconvError("the model ran no convolution on these images; there is nothing to accelerate.")
+        skipped = dict(found.skipped)
+        sites = {site.name: site for site in replaceable(original, list(found.sites), sample)}
+        skipped |= {site.name: reasons.NOT_AT_PATH for site in found.sites if site.name not in sites}
+        _apply_skip(options, found, sites, skipped)
+        if not sites:
+            raise LeanconvError(
+                f"no layer is left to accelerate ({listing([f'{n}: {why}' for n, why in skipped.items()], 3)}); give a "
+                "network with convolutions leanconv can replace, or skip fewer."
+            )
+        double = any(parameter.dtype == torch.float64 for parameter in original.parameters())
+        return cls(
+            original=original,
+            accelerated=copy.deepcopy(original),
+            batches=batches,
+            survey=found,
+            sites=sites,
+            skipped=skipped,
+            options=options,
+            device=device,
+            dtype=torch.float64 if double else torch.float32,
+            reporter=reporter,
+        )
+
+    def run(self, home: torch.device) -> Accelerated:
+        plan: Plan | None = None
+        if isinstance(self.options.ranks, Mapping):
+            geometries = {name: site.geometry for name, site in self.sites.items()}
+            plan = by_hand(self.options.ranks, geometries, self.skipped, self.options.scheme)
+            for name in [name for name in self.sites if name not in plan]:
+                del self.sites[name]
+                self.skipped[name] = reasons.NOT_NAMED
+        targets = self._responses(self.original, self._dense_probes(), "original network")
+        candidates, bases = self._candidates(targets)
+        if plan is None:
+            assert not isinstance(self.options.ranks, Mapping)
+            plan = select(
+                list(candidates.values()),
+                fixed=self.survey.macs - sum(site.cost.dense for site in self.sites.values()),
+                speedup=self.options.speedup,
+                scheme=self.options.scheme,
+                method=self.options.ranks,
+            )
+        self._drop_dense(plan, targets)
+        fits = self._solve(plan, targets, bases)
+        reports = [
+            LayerReport(
+                name=name,
+                scheme=plan[name].scheme,
+                ranks=plan[name].ranks,
+                macs_before=site.cost.dense,
+                macs_after=candidates[name].macs(plan[name]),
+                energy=candidates[name].energy(plan[name]),
+                error=fits[name].error,
+            )
+            for name, site in self.sites.items()
+        ]
+        changes = [self._change(site, plan[name]) for name, site in self.sites.items()]
+        before = self.survey.macs
+        saved = sum(report.macs_before - report.macs_after for report in reports)
+        return Accelerated(
+            model=self.accelerated.to(home),
+            layers=reports,
+            skipped=_in_order(self.skipped, self.survey),
+            macs_before=before,
+            macs_after=before - saved,
+            parameters_before=_parameters(self.original),
+            parameters_after=_parameters(self.accelerated),
+            images=self.batches.images,
+            changes=changes,
+            options=self.options,
+            source=identify(self.original),
+        )
+
+    def _dense_probes(self) -> list[Probe]:
+        return [Probe(site, *folded(self.original, site, self.dtype)) for site in self.sites.values()]
+
+    def _responses(self, stream: nn.Module, probes: list[Probe], title: str) -> dict[str, Responses]:
+        with self.reporter.stage(title, len(self.batches.items)) as stage:
+            return self._collect(stream, probes, stage.advance)
+
+    def _collect(self, stream: nn.Module, probes: list[Probe], step: Callable[[], None]) -> dict[str, Responses]:
+        return collect(
+            stream,
+            self.batches,
+            probes,
+            samples=self.options.samples,
+            seed=self.options.seed,
+            device=self.device,
+            step=step,
+        )
+
+    def _candidates(self, targets: dict[str, Responses]) -> tuple[dict[str, Candidate], dict[str, SpatialBasis]]:
+        """The spectra ranks are chosen by."""
+        candidates: dict[str, Candidate] = {}
+        bases: dict[str, SpatialBasis] = {}
+        for name, site in self.sites.items():
+            spatial = channel = None
+            if self.options.scheme != "channel" and site.geometry.splits_spatially:
+                weight, _ = folded(self.original, site, self.dtype)
+                bases[name] = spatial_basis(weight)
+                spatial = Energies(bases[name].values.tolist())
+            if self.options.scheme != "spatial":
+                channel = Energies(spectrum(targets[name].y).values[: site.geometry.channel_limit].tolist())
+            candidates[name] = Candidate(
+                name=name, geometry=site.geometry, cost=site.cost, channel=channel, spatial=spatial
+            )
+        return candidates, bases
+
+    def _drop_dense(self, plan: Plan, targets: dict[str, Responses]) -> None:
+        for name in [name for name in self.sites if name not in plan]:
+            site = self.sites.pop(name)
+            del targets[name]
+            if self.options.scheme == "spatial" and not site.geometry.splits_spatially:
+                self.skipped[name] = reasons.NOT_SPATIAL
+            elif site.cost.channel(1) >= site.cost.dense:
+                self.skipped[name] = reasons.NOT_CHEAPER
+            else:
+                self.skipped[name] = reasons.NOT_NEEDED
+
+    def _solve(self, plan: Plan, targets: dict[str, Responses], bases: dict[str, SpatialBasis]) -> dict[str, Fit]:
+        """Every site, shallow to deep.
+
+        Asymmetric: a site's inputs come from the accelerated network as it stands when its turn comes. Symmetric:
+        from the original, all at once. The spatial scheme has nothing to fit; its error is measured at the end.
+        """
+        options = self.options
+        fits: dict[str, Fit] = {}
+        probes = {
+            name: Probe(site, *self._approximate_filters(site, plan[name], bases)) for name, site in self.sites.items()
+        }
+        spatial_only = options.scheme == "spatial"
+        live = options.asymmetric and not spatial_only
+        steps = len(self.sites) * (len(self.batches.items) + 1) if live else len(self.sites)
+        inputs: dict[str, Responses] = {}
+        if not live and not spatial_only:
+            if options.scheme == "3d":
+                inputs = self._responses(self.original, list(probes.values()), "split filters")
+            else:
+                inputs = targets
+        with self.reporter.stage("solving", steps) as stage:
+            for number, (name, site) in enumerate(self.sites.items(), 1):
+                choice = plan[name]
+                if live:
+                    given = self._collect(self.accelerated, [probes[name]], stage.advance)[name]
+                else:
+                    given = targets[name] if spatial_only else inputs[name]
+                if len(given.y) != len(targets[name].y):
+                    raise LeanconvError(
+                        f"layer {name!r} ran on other positions once the layers before it were accelerated: what this "
+                        "network runs depends on the data; name that layer in skip."
+                    )
+                fits[name] = fit_site(
+                    site,
+                    choice,
+                    target=targets[name],
+                    given=given,
+                    filters=folded(self.original, site, self.dtype),
+                    basis=bases.get(name),
+                    solver=options.solver,
+                )
+                replace(self.accelerated, self._change(site, choice), fits[name].factors)
+                if not spatial_only:
+                    del targets[name]
+                stage.advance()
+                ranks = " x ".join(str(rank) for rank in choice.ranks)
+                stage.label(f"{number}/{len(self.sites)} {name} {choice.scheme} rank {ranks}")
+        if spatial_only:
+            seen = self._responses(self.accelerated, list(probes.values()), "measuring")
+            for name, site in self.sites.items():
+                fits[name] = Fit(fits[name].factors, measure(site, targets[name], seen[name]))
+        return fits
+
+    def _approximate_filters(self, site: Site, choice: Choice, bases: dict[str, SpatialBasis]) -> tuple[Tensor, Tensor]:
+        """The filters whose responses the channel solver starts from: for 3d those of the spatial split."""
+        weight, bias = folded(self.original, site, self.dtype)
+        if choice.scheme in ("spatial", "3d"):
+            weight = bases[site.name].split(choice.ranks[0]).product()
+        return weight, bias
+
+    def _change(self, site: Site, choice: Choice) -> Change:
+        return Change(
+            name=site.name,
+            scheme=choice.scheme,
+            ranks=choice.ranks,
+            geometry=site.geometry,
+            batch_norm=site.batch_norm,
+        )
+
+
+def _apply_skip(options: Options, found: Survey, sites: dict[str, Site], skipped: dict[str, str]) -> None:
+    known = [layer.name for layer in found.layers]
+    if options.skip is None:
+        by_hand_names = options.ranks if isinstance(options.ranks, Mapping) else ()
+        first = next((layer.name for layer in found.layers if layer.type != "Linear"), None)
+        if first in sites and first not in by_hand_names:
+            del sites[first]
+            skipped[first] = reasons.FIRST
+        return
+    for name in options.skip:
+        if name not in known and name not in skipped:
+            raise unknown_name(name, known, what="layer", where="skip")
+        if sites.pop(name, None) is not None:
+            skipped[name] = reasons.ASKED
+
+
+def _in_order(skipped: dict[str, str], found: Survey) -> dict[str, str]:
+    order = {layer.name: number for number, layer in enumerate(found.layers)}
+    return dict(sorted(skipped.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
