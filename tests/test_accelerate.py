@@ -372,3 +372,25 @@ def test_the_seed_cuda_will_start_with_is_untouched(network: nn.Module, pictures
     accelerate(network, pictures)
     after = [entry[0] for entry in torch.cuda._queued_calls] if hasattr(torch.cuda, "_queued_calls") else []
     assert len(after) == len(before)
+
+
+def test_inference_mode_gives_a_network_that_can_be_trained(network: nn.Module, pictures: Tensor) -> None:
+    with torch.inference_mode():
+        result = accelerate(network, pictures)
+    result.model(pictures).sum().backward()
+    assert all(p.grad is not None for p in result.model.parameters())
+
+
+def test_buffers_that_count_runs_come_back_as_given(pictures: Tensor) -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("runs", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.runs += 1
+            return x
+
+    model = nn.Sequential(*plain_network(), Counts()).eval()
+    assert float(accelerate(model, pictures).model[-1].runs) == 0
+    assert float(model[-1].runs) == 0

@@ -75,6 +75,7 @@ def accelerate(
     check_model(model)
     home = device_of(model)
     place = home if device is None else parse_device(device)
-    with untouched_rng(options.seed):
+    # A caller in inference mode still gets a network that can be trained.
+    with untouched_rng(options.seed), torch.inference_mode(False):
         job = Job.prepare(model, take(images), options, place, reporter(progress))
         return job.run(home)

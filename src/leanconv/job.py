@@ -44,12 +44,14 @@ class Job:
     device: torch.device
     dtype: torch.dtype
     reporter: Progress
+    buffers: dict[str, Tensor]  # as the user gave them: running a network may change some
 
     @classmethod
     def prepare(
         cls, model: nn.Module, batches: Batches, options: Options, device: torch.device, reporter: Progress
     ) -> Job:
         original = copied(model).eval().to(device)
+        buffers = {name: buffer.clone() for name, buffer in original.named_buffers()}
         sample = to_device(batches.sample(), device)
         try:
             found = survey(original, sample, layers=options.layers)
@@ -80,6 +82,7 @@ class Job:
             device=device,
             dtype=torch.float64 if double else torch.float32,
             reporter=reporter,
+            buffers=buffers,
         )
 
     def run(self, home: torch.device) -> Accelerated:
@@ -113,10 +116,11 @@ class Job:
                 energy=candidates[name].energy(plan[name]),
                 error=fits[name].error,
             )
-            for name, site in self.sites.items()
+            for name, site in sorted(self.sites.items(), key=lambda item: item[1].index)
         ]
         changes = [self._change(site, plan[name]) for name, site in self.sites.items()]
         before = self.survey.macs
+        _restore(self.accelerated, self.buffers)
         saved = sum(report.macs_before - report.macs_after for report in reports)
         return Accelerated(
             model=self.accelerated.to(home),
@@ -267,6 +271,12 @@ def _apply_skip(options: Options, found: Survey, sites: dict[str, Site], skipped
 def _in_order(skipped: dict[str, str], found: Survey) -> dict[str, str]:
     order = {layer.name: number for number, layer in enumerate(found.layers)}
     return dict(sorted(skipped.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def _restore(model: nn.Module, buffers: dict[str, Tensor]) -> None:
+    for name, buffer in model.named_buffers():
+        if name in buffers and buffer.shape == buffers[name].shape:
+            buffer.copy_(buffers[name])
 
 
 def _parameters(model: nn.Module) -> int:
