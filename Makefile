@@ -23,7 +23,7 @@ demo: $(READY)
 	$(BIN)/leanconv demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 check: $(READY)
 	$(BIN)/ruff format --check .
