@@ -110,7 +110,7 @@ def test_weights_files(place: Path, leanconv_command) -> None:
     torch.save(torch.nn.Linear(2, 2), place / "pickle.pth")
     code, _, err = leanconv_command(f"{ACCELERATE} --weights pickle.pth --out x")
     assert code == 2
-    assert "cannot be read" in err
+    assert "cannot be read as plain weights" in err
     safetensors.torch.save_file({"0.weight": torch.zeros(3)}, place / "other.safetensors")
     code, _, err = leanconv_command(f"{ACCELERATE} --weights other.safetensors --out x")
     assert code == 2
@@ -277,3 +277,37 @@ def test_more_bad_input(arguments: str, message: str, place: Path, leanconv_comm
     assert code == 2
     assert message in err
     assert out == ""
+
+
+def test_json_stays_pure_whatever_the_users_file_prints(place: Path, leanconv_command) -> None:
+    (place / "loud.py").write_text("print('hello')\n" + NETWORK)
+    code, out, err = leanconv_command("inspect loud.py:build --size 16 --device cpu --json")
+    assert code == 0, err
+    assert json.loads(out)["macs"] > 0
+    assert "hello" in err
+
+
+@pytest.mark.parametrize(
+    "arguments", ["accelerate net.py:build --images photos", "inspect", "evaluate --no-such-option", "no-such-command"]
+)
+def test_usage_errors_are_one_sentence_too(arguments: str, place: Path, leanconv_command) -> None:
+    code, out, err = leanconv_command(f"{arguments} --json")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert json.loads(out)["error"] in err
+
+
+def test_exit_in_the_users_file_is_no_success(place: Path, leanconv_command) -> None:
+    (place / "quits.py").write_text("import sys\ndef build():\n    sys.exit()\n")
+    code, _, err = leanconv_command("inspect quits.py:build")
+    assert code == 2
+    assert "raised SystemExit" in err
+
+
+def test_a_reader_that_goes_away_is_no_error(place: Path) -> None:
+    command = (
+        f"{sys.executable} -m leanconv inspect net.py:build --size 16 --device cpu | true; exit ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""

@@ -6,6 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -101,6 +102,36 @@ def test_compressed_and_truncated_tars_say_so(folder: Path, tmp_path: Path) -> N
         archive.add(folder, "photos")
     with pytest.raises(LeanconvError, match="uncompressed tar"):
         find_pictures(tmp_path / "photos.tar.gz")
+
+
+def test_a_damaged_tar_is_not_cut_short_in_silence(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "photos.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.add(folder, "photos")
+    with tarfile.open(path) as archive:
+        place = archive.getmembers()[5].offset
+    data = bytearray(path.read_bytes())
+    data[place + 3] ^= 1  # in a header, whose checksum then fails
+    path.write_bytes(bytes(data))
+    with pytest.raises(LeanconvError, match=f"damaged or cut short at byte {place}"):
+        find_pictures(path)
+
+
+def test_linked_folders_are_followed_once(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "cats").symlink_to(folder / "cat")
+    (tmp_path / "links" / "round").symlink_to(tmp_path / "links")
+    assert [picture.label for picture in find_pictures(tmp_path / "links")] == ["cats"] * 3
+
+
+def test_sixteen_bits_are_scaled_and_floats_refused(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    tensor = Preprocess(size=8, resize=8, mean=(0.0,) * 3, std=(1.0,) * 3)((tmp_path / "deep.png").read_bytes())
+    assert torch.allclose(tensor[0], torch.from_numpy(ramp / 65535).float(), atol=0.003)
+    Image.fromarray(np.zeros((8, 8), dtype=np.float32)).save(tmp_path / "float.tiff")
+    with pytest.raises(ValueError, match="floating-point"):
+        Preprocess()((tmp_path / "float.tiff").read_bytes())
 
 
 def test_spread_takes_from_everywhere(folder: Path) -> None:

@@ -194,3 +194,30 @@ def test_by_hand() -> None:
             by_hand(ranks, sites, {}, scheme)
     with pytest.raises(LeanconvError, match="grouped"):
         by_hand({"x": 1}, sites, {"x": "grouped convolution"}, "channel")
+
+
+def test_coarse_layers_are_searched_rank_by_rank() -> None:
+    one = [candidate("a", 16, 32, 28)]
+    for speedup in (10, 11):
+        plan = select(one, fixed=0, speedup=speedup, scheme="3d", method="energy")
+        assert speedup <= achieved(one, plan, 0) < 1.02 * speedup
+
+
+def test_a_scheme_that_saves_nothing_says_so() -> None:
+    with pytest.raises(LeanconvError, match="can make no layer of this network cheaper"):
+        select([candidate("a", 32, 32, k=1)], fixed=0, speedup=2, scheme="spatial", method="energy")
+
+
+def test_networks_of_pointwise_layers_choose_forms() -> None:
+    """Bottlenecks: at equal cost the search over forms keeps more energy than cutting every layer alike."""
+    mixed = [candidate(f"{i}{k}", 64, 64, 14, k=k, decay=0.85 + 0.03 * i) for i in range(4) for k in (1, 3)]
+    for scheme in ("channel", "3d"):
+        plan = select(mixed, fixed=0, speedup=1.8, scheme=scheme, method="energy")
+        assert 1.8 <= achieved(mixed, plan, 0) < 1.8 * 1.02
+    channel = select(mixed, fixed=0, speedup=1.8, scheme="channel", method="energy")
+    alike = select(mixed, fixed=0, speedup=1.8, scheme="channel", method="uniform")
+
+    def kept(plan) -> float:
+        return math.prod(c.energy(plan[c.name]) if c.name in plan else 1.0 for c in mixed)
+
+    assert kept(channel) > kept(alike)

@@ -87,8 +87,8 @@ def test_a_changed_torchvision_network_is_not_taken_for_the_usual_one() -> None:
         )
         model.features[1] = nn.LeakyReLU()
         assert identify(model).library == "other"
-        other = torchvision.models.googlenet(init_weights=False)
-        other.transform_input = True  # a flag that decides the answer and has no shape
+        other = torchvision.models.resnet18()
+        other.layer1[0].stride = 7  # an attribute that has no shape
         assert identify(other).library == "other"
 
 
@@ -185,6 +185,33 @@ def test_a_full_disk_leaves_nothing_behind(
     with pytest.raises(LeanconvError, match="No space left on device"):
         result.save(tmp_path / "saved")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_modules_with_versions_load_back(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.mnasnet0_5(num_classes=4).eval()
+    images = smooth_images(4, size=64)
+    result = leanconv.accelerate(model, images, 1.2, scheme="channel", samples=200, progress=False)
+    result.save(tmp_path / "saved")
+    assert torch.equal(leanconv.load(tmp_path / "saved")(images), result.model(images))
+
+
+def test_what_trained_weights_set_is_remembered() -> None:
+    with torch.device("meta"):
+        inception = torchvision.models.inception_v3(init_weights=False, transform_input=True)
+        googlenet = torchvision.models.googlenet(init_weights=False, transform_input=True, aux_logits=False)
+    assert identify(inception).flags == (("transform_input", True),)
+    assert identify(googlenet).flags == (("aux_logits", False), ("transform_input", True))
+    again = Source.from_json(json.loads(json.dumps(identify(googlenet).to_json())))
+    assert again == identify(googlenet)
+
+
+def test_only_leftovers_of_ours_are_removed(result: leanconv.Accelerated, tmp_path: Path) -> None:
+    (tmp_path / ".saved.999999.part").mkdir()
+    same_number = tmp_path / f".saved.{os.getpid()}-{'0' * 32}.leanconv-part"
+    same_number.mkdir()
+    result.save(tmp_path / "saved")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".saved.999999.part", "saved"]
 
 
 def test_a_killed_save_is_cleaned_up_by_the_next(result: leanconv.Accelerated, tmp_path: Path) -> None:

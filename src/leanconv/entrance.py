@@ -34,7 +34,7 @@ def check_model(model: Any) -> None:
             )
         if tensor.is_meta:
             raise LeanconvError(f"layer {layer!r} is on the meta device and has no values; load the weights first.")
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or tensor.layout != torch.strided:
             continue
         # A mask kept in a buffer may rightly be infinite; a weight may not.
         infinite_is_fine = not isinstance(tensor, nn.Parameter) and not kind.startswith("running_")
@@ -53,6 +53,8 @@ def device_of(model: nn.Module) -> torch.device:
 def parse_device(device: torch.device | str) -> torch.device:
     try:
         place = torch.device(device)
+        if place.type == "meta":
+            raise RuntimeError("it holds no values")
         torch.empty(0, device=place)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

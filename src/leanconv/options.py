@@ -102,7 +102,8 @@ def _one_of(name: str, value: Any, allowed: Iterable[str], also: str = "") -> No
 
 
 def _check_speedup(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value <= 1:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and 1 < value < 1e9):
         raise LeanconvError(f"speedup={value!r} must be a number above 1, for example 4.0.")
 
 

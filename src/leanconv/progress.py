@@ -21,7 +21,7 @@ class Progress(Protocol):
 
 def reporter(on: bool) -> Progress:
     """The reporter that fits where stderr goes."""
-    if not on:
+    if not on or sys.stderr is None:
         return _Silent()
     if sys.stderr.isatty():
         try:

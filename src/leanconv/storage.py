@@ -12,7 +12,9 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ FORMAT = "leanconv"
 VERSION = 1
 DESCRIPTION = "leanconv.json"
 WEIGHTS = "model.safetensors"
+# The end of the name of a folder that is being written.
+PART = ".leanconv-part"
 # Fields of a result that are plain data.
 FACTS = (
     "skipped",
@@ -47,7 +51,7 @@ def save(result: Accelerated, folder: Path) -> Path:
     """Write ``result`` to ``folder``, which must not exist yet."""
     check_new(folder)
     _clear_leftovers(folder)
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    part = folder.with_name(f".{folder.name}.{os.getpid()}-{uuid.uuid4().hex}{PART}")
     made = [place for place in folder.absolute().parents if not place.exists()]
     try:
         part.mkdir(parents=True)
@@ -100,9 +104,11 @@ def _exists(folder: Path) -> LeanconvError:
 
 def _clear_leftovers(folder: Path) -> None:
     """Remove what a killed process left of the same folder."""
-    for left in folder.parent.glob(f".{folder.name}.*.part"):
-        owner = left.name.split(".")[-2]
-        if owner.isdigit() and not _alive(int(owner)):
+    ours = re.compile(rf"\.{re.escape(folder.name)}\.(\d+)-[0-9a-f]{{32}}{re.escape(PART)}")
+    for left in folder.parent.glob(f".*{PART}"):
+        found = ours.fullmatch(left.name)
+        # The same number as ours is an earlier process that had it, as in a container started again.
+        if found and (int(found[1]) == os.getpid() or not _alive(int(found[1]))):
             shutil.rmtree(left, ignore_errors=True)
 
 
@@ -153,7 +159,9 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
         options = Options.from_json(data["options"])
         layers = [LayerReport(**{**layer, "ranks": tuple(layer["ranks"])}) for layer in data["layers"]]
         facts = {key: data[key] for key in FACTS}
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        if isinstance(error, LeanconvError):
+            raise
         raise LeanconvError(
             f"{str(folder / DESCRIPTION)!r} lacks or garbles {error}; save the network again."
         ) from None
@@ -176,7 +184,7 @@ def _apply(changes: list[Change], network: nn.Module, folder: Path, source: Sour
     for change in changes:
         try:
             replace(network, change)
-        except (AttributeError, AssertionError, RuntimeError, ValueError):
+        except (AttributeError, AssertionError, RuntimeError, ValueError, TypeError, IndexError):
             raise LeanconvError(
                 f"the network has no layer {change.name!r} that fits; {str(folder)!r} was made from {source.name!r}, "
                 "give a network of the same architecture."
@@ -192,7 +200,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise LeanconvError(f"{str(folder)!r} has no {DESCRIPTION}; give a folder that result.save() wrote.")
     try:
         data = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise LeanconvError(f"{str(path)!r} is damaged ({error}); save the network again.") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise LeanconvError(f"{str(path)!r} is not a leanconv description.")
@@ -239,7 +247,10 @@ def _fill(network: nn.Module, weights: dict[str, Tensor], folder: Path, source: 
                 saved = weights.get(f"{path}.{key}" if path else key)
                 if tensor is not None and saved is not None:
                     tensor.data = tensor.data.to(saved.dtype)
-    network.load_state_dict(weights)
+    # The network's own state dict carries versions of modules that a plain dict does not.
+    for key in state:
+        state[key] = weights[key]
+    network.load_state_dict(state)
 
 
 def _digest(data: dict[str, Any]) -> str:

@@ -74,5 +74,5 @@ def _inputs(batch: Any) -> Any:
 def to_device(batch: Any, device: torch.device) -> Any:
     """Always a copy: a network may work on its input in place, and the images are needed again."""
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True, copy=True)
-    return [image.to(device, non_blocking=True, copy=True) for image in batch]
+        return batch.detach().to(device, non_blocking=True, copy=True)
+    return [image.detach().to(device, non_blocking=True, copy=True) for image in batch]

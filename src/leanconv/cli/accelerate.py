@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from leanconv.cli import given
+from leanconv.cli.output import print_json
 from leanconv.errors import LeanconvError
 
 
@@ -55,6 +56,7 @@ def accelerate(
     from leanconv._accelerate import accelerate as run
     from leanconv.images import find_pictures, read_all
     from leanconv.images.batches import spread
+    from leanconv.network.source import confirmed
     from leanconv.options import Options
     from leanconv.progress import reporter
     from leanconv.storage import check_new
@@ -84,13 +86,14 @@ def accelerate(
     with reporter(not quiet).stage("reading images", -(-len(pictures) // batch)) as stage:
         read = read_all(pictures, prepare, batch=batch, workers=given.pick_workers(workers), step=stage.advance)
     result = run(network.model, read.batches, **wanted, device=place, progress=not quiet)
-    result = replace(result, source=network.source, preprocess=prepare.to_json(network.preset))
+    source = confirmed(network.model, network.source)
+    result = replace(result, source=source, preprocess=prepare.to_json(network.preset))
     result.save(out)
     if as_json:
-        print(json.dumps({**result.to_json(), "folder": str(out), "unreadable": read.unreadable}))
+        print_json({**result.to_json(), "folder": str(out), "unreadable": read.unreadable})
     else:
         print(result)
-        needed = ", model=..." if network.source.library == "other" else ""
+        needed = ", model=..." if result.source.library == "other" else ""
         print(f"saved to {out}; use it: leanconv.load({str(out)!r}{needed})")
 
 

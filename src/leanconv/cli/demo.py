@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from leanconv.cli import given
+from leanconv.cli.output import print_json
 
 
 def demo(
@@ -24,4 +24,7 @@ def demo(
     from leanconv.demo import run_demo
 
     found = run_demo(out=out, epochs=epochs, quiet=quiet)
-    print(json.dumps(found.to_json()) if as_json else found)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print(found)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from leanconv.cli import given
+from leanconv.cli.output import print_json
 
 
 def evaluate(
@@ -64,6 +64,6 @@ def evaluate(
         logits, labels = logits_and_labels(network.model, batches, mapping, place, step=stage.advance)
     found = accuracy(logits, labels)
     if as_json:
-        print(json.dumps({**vars(found), "unreadable": bad, "model": model}))
+        print_json({**vars(found), "unreadable": bad, "model": model})
     else:
         print(f"{model}: top-1 {100 * found.top1:.2f} %, top-5 {100 * found.top5:.2f} % of {found.images} images")

@@ -28,7 +28,9 @@ Weights = Annotated[
     str | None,
     typer.Option(help="Weights by torchvision's name (DEFAULT), a .safetensors or .pth file, or 'none' (random)."),
 ]
-Classes = Annotated[int | None, typer.Option("--num-classes", help="Outputs of the network, if not its usual ones.")]
+Classes = Annotated[
+    int | None, typer.Option("--num-classes", min=1, help="Outputs of the network, if not its usual ones.")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: cuda if there is one.")]
 Batch = Annotated[int, typer.Option(min=1, help="Images a batch.")]
 Workers = Annotated[
@@ -127,7 +129,8 @@ def _from_file(spec: str, weights: str | None) -> Network:
         raise LeanconvError(f"MODEL {spec!r}: {path!r} is not a Python file; give file.py:callable.")
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module
-    sys.path.insert(0, str(Path(path).resolve().parent))
+    # For imports of files beside it, also later when the network runs; last, so that none shadows a library.
+    sys.path.append(str(Path(path).resolve().parent))
     try:
         module_spec.loader.exec_module(module)
         if not hasattr(module, name):
@@ -136,10 +139,9 @@ def _from_file(spec: str, weights: str | None) -> Network:
         model = getattr(module, name)()
     except LeanconvError:
         raise
-    except Exception as error:
-        raise LeanconvError(f"MODEL {spec!r} raised {type(error).__name__}: {error}; it must run by itself.") from error
-    finally:
-        sys.path.pop(0)
+    except (Exception, SystemExit) as error:
+        said = " ".join(str(error).split())[:300]
+        raise LeanconvError(f"MODEL {spec!r} raised {type(error).__name__}: {said}; it must run by itself.") from error
     if not isinstance(model, nn.Module):
         raise LeanconvError(f"MODEL {spec!r} returned a {type(model).__name__}; it must return a torch.nn.Module.")
     if weights is not None and weights.lower() != "none":
@@ -159,14 +161,17 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
             return safetensors.torch.load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise LeanconvError(
-            f"--weights {str(path)!r} cannot be read ({said}); give a safetensors file or a plain state dict."
+            f"--weights {str(path)!r} cannot be read as plain weights ({type(error).__name__}); give a safetensors "
+            "file or a state dict saved with torch.save(model.state_dict(), ...)."
         ) from None
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(key, str) and isinstance(value, torch.Tensor) and value.layout == torch.strided
+        for key, value in state.items()
+    ):
         raise LeanconvError(f"--weights {str(path)!r} holds no state dict; save model.state_dict().")
     if state and all(key.startswith("module.") for key in state):  # as DataParallel writes them
         state = {key.removeprefix("module."): value for key, value in state.items()}
@@ -204,11 +209,15 @@ def preprocess(
     """The weights' own preset unless the user says otherwise; ``base`` is what counts for what they do not say."""
     from leanconv.images import Preprocess
 
+    if channels == 2:
+        raise LeanconvError("--channels 2 is not an image; use 3 for colour or 1 for grey.")
+    if preset is not None and channels == 1:
+        raise LeanconvError("--channels 1 does not go with trained weights by name, which take colour.")
     if preset is not None and size is None and resize is None and mean is None and std is None:
         import torchvision
 
         return Preprocess(channels=channels or 3, transform=torchvision.models.get_weight(preset).transforms())
-    base = base or Preprocess()
+    base = base or _preset_numbers(preset)
     side, depth = size or base.size, channels or base.channels
     deviation = _numbers("--std", std, depth) if std else base.std
     if any(value <= 0 for value in deviation):
@@ -219,6 +228,20 @@ def preprocess(
         channels=depth,
         mean=_numbers("--mean", mean, depth) if mean else base.mean,
         std=deviation,
+    )
+
+
+def _preset_numbers(preset: str | None) -> Preprocess:
+    """The sizes, mean and deviation of a preset, to change one of them and keep the others."""
+    from leanconv.images import Preprocess
+
+    if preset is None:
+        return Preprocess()
+    import torchvision
+
+    known: Any = torchvision.models.get_weight(preset).transforms()
+    return Preprocess(
+        size=known.crop_size[0], resize=known.resize_size[0], mean=tuple(known.mean), std=tuple(known.std)
     )
 
 
@@ -235,15 +258,14 @@ def _numbers(option: str, text: str, channels: int) -> tuple[float, ...]:
 def pick_device(asked: str | None) -> torch.device:
     import torch
 
+    from leanconv.entrance import parse_device
+
     if asked is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(asked)
-        torch.empty(0, device=device)
-    except Exception as error:
-        said = str(error).splitlines()[0]
-        raise LeanconvError(f"--device {asked!r} cannot be used here ({said}); try cpu.") from None
-    return device
+        return parse_device(asked)
+    except LeanconvError as error:
+        raise LeanconvError(f"--{error}") from None
 
 
 def pick_workers(asked: int | None) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from leanconv.cli import given
+from leanconv.cli.output import print_json
 
 
 def inspect(
@@ -60,4 +60,7 @@ def inspect(
         batches = read_all(pictures, prepare, batch=batch, workers=given.pick_workers(workers)).batches
     shape = (1, prepare.channels, prepare.size, prepare.size)
     found = inspect_network(network.model, batches, shape=shape, layers=layers, device=place)  # type: ignore[arg-type]
-    print(json.dumps(found.to_json()) if as_json else found)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print(found)

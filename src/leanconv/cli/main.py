@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
@@ -14,6 +13,7 @@ try:
 except ModuleNotFoundError:  # pragma: no cover - typer is a dependency; this is for installs without dependencies
     sys.exit("leanconv: the command line needs typer and rich; pip install typer rich.")
 
+from leanconv.cli import output
 from leanconv.cli.accelerate import accelerate
 from leanconv.cli.demo import demo
 from leanconv.cli.evaluate import evaluate
@@ -49,26 +49,41 @@ def _top(
 def run() -> None:
     """Exit 0 on success, 2 with one sentence on bad input, 130 when interrupted."""
     try:
-        app()
+        with output.only_json("--json" in sys.argv):
+            code = app(standalone_mode=False)
+        sys.stdout.flush()
     except LeanconvError as error:
         _say(str(error))
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("leanconv: stopped", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as end:
+        # The parser meets a closed pipe before we do, wraps stdout so that nothing more is said, and exits 1.
+        sys.exit(0 if type(sys.stdout).__name__ == "PacifyFlushWrapper" else end.code)
     except BrokenPipeError:
         # The reader of our output went away (`leanconv inspect vgg16 | head`): that is no error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except KeyboardInterrupt:
+        _stopped()
     except Exception as error:
+        if type(error).__name__ == "Abort":
+            _stopped()
+        if hasattr(error, "format_message"):  # a usage error of the command line parser
+            _say(f"{error.format_message().rstrip('.')}; see --help.")
+            sys.exit(2)
         if os.environ.get("LEANCONV_DEBUG"):
             raise
         said = " ".join(str(error).split())
         _say(f"unexpected {type(error).__name__}: {said} (LEANCONV_DEBUG=1 shows where)")
         sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stopped() -> None:
+    print("leanconv: stopped", file=sys.stderr)
+    sys.exit(130)
 
 
 def _say(sentence: str) -> None:
     print(f"leanconv: error: {sentence}", file=sys.stderr)
     if "--json" in sys.argv:
-        print(json.dumps({"error": sentence}))
+        output.print_json({"error": sentence})

@@ -39,7 +39,7 @@ def class_indices(pictures: Sequence[Picture], file: Path | None) -> ClassIndice
     names = sorted({picture.label for picture in pictures if picture.label is not None})
     if file is not None:
         return _from_file(file, names)
-    if all(name.isdigit() for name in names):
+    if all(name.isascii() and name.isdecimal() for name in names):
         return ClassIndices({name: int(name) for name in names})
     found = ClassIndices({name: index for index, name in enumerate(names)})
     found.by_order = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -54,10 +55,16 @@ def _is_picture(path: PurePosixPath | Path) -> bool:
 
 def _in_folder(root: Path) -> list[Picture]:
     found = []
-    for path in root.rglob("*"):
-        if path.is_file() and _is_picture(path):
+    seen: set[str] = set()  # a link to a folder above would go round for ever
+    for folder, below, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        below[:] = [] if real in seen else [name for name in below if not name.startswith(".")]
+        for path in [] if real in seen else [Path(folder) / name for name in files]:
+            if not (path.is_file() and _is_picture(path)):
+                continue
             relative = path.relative_to(root)
             found.append(Picture(str(path), relative.as_posix(), relative.parent.name or None))
+        seen.add(real)
     return found
 
 
@@ -66,11 +73,17 @@ def _in_tar(path: Path) -> list[Picture]:
     try:
         with tarfile.open(path, "r:") as archive:
             members = [member for member in archive if member.isfile() and _is_picture(PurePosixPath(member.name))]
+            end = archive.offset
     except tarfile.TarError as error:
         raise LeanconvError(
             f"{str(path)!r} cannot be read as an uncompressed tar ({error}); unpack it, or pack it again with "
             "'tar -cf'."
         ) from None
+    with path.open("rb") as file:
+        file.seek(end)
+        block = file.read(tarfile.BLOCKSIZE)
+    if block.strip(b"\0"):  # reading stopped at something that is neither a member nor the end
+        raise LeanconvError(f"{str(path)!r} is damaged or cut short at byte {end}; copy or pack it again.")
     found = []
     for member in members:
         label = PurePosixPath(member.name).parent.name or None

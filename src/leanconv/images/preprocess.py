@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torchvision
 from PIL import Image
@@ -57,7 +58,7 @@ class Preprocess:
 
     def __call__(self, encoded: bytes) -> Tensor:
         with Image.open(io.BytesIO(encoded)) as opened:
-            picture = opened.convert("L" if self.channels == 1 else "RGB")
+            picture = _eight_bit(opened).convert("L" if self.channels == 1 else "RGB")
         if self.transform is not None:
             result = self.transform(picture)
             assert isinstance(result, Tensor)
@@ -70,3 +71,13 @@ class Preprocess:
         std = torch.tensor(self.std[: self.channels])[:, None, None]
         normalised: Tensor = (tensor - mean) / std
         return normalised
+
+
+def _eight_bit(picture: Image.Image) -> Image.Image:
+    """Sixteen-bit grey scaled to eight, which Pillow's own conversion would clip to white."""
+    if picture.mode == "F":
+        raise ValueError("floating-point pixels, whose range is not known")
+    if not picture.mode.startswith("I"):
+        return picture
+    values = np.asarray(picture).astype(np.float64)
+    return Image.fromarray((values / 257).round().clip(0, 255).astype(np.uint8))

@@ -32,24 +32,36 @@ def replaceable(model: nn.Module, sites: list[Site], sample: Any) -> list[Site]:
     One extra run when all is well, up to two a site when it is not.
     """
     reference = _answers(model, sample)
+    if not any(answer.is_floating_point() for answer in reference):
+        # Nothing to compare: do only what cannot change a value.
+        sites = [_unfolded(site) for site in sites]
     if _survives(model, sites, sample, reference):
         return sites
     kept: list[Site] = []
     for site in sites:
-        # Without its batch norm the response is what goes into the norm: nothing is known of what follows.
-        plain = replace(site, batch_norm=None, activation=ActivationSpec(), adds=0)
-        for candidate in [site, plain] if site.batch_norm else [site]:
+        for candidate in [site, _unfolded(site)] if site.batch_norm else [site]:
             if _survives(model, [candidate], sample, reference):
                 kept.append(candidate)
                 break
     return kept if _survives(model, kept, sample, reference) else []
 
 
+def _unfolded(site: Site) -> Site:
+    """Without its batch norm the response is what goes into the norm, and nothing is known of what follows."""
+    return site if site.batch_norm is None else replace(site, batch_norm=None, activation=ActivationSpec(), adds=0)
+
+
 def _answers(model: nn.Module, sample: Any) -> list[Tensor]:
     """Outputs on a copy of the sample, with the same random numbers every time."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        return [output.detach().clone() for output in tensors(model(copy.deepcopy(sample)))]
+        return [output.detach().clone() for output in tensors(model(_copy(sample)))]
+
+
+def _copy(sample: Any) -> Any:
+    if isinstance(sample, Tensor):
+        return sample.detach().clone()
+    return [image.detach().clone() for image in sample]
 
 
 def _survives(model: nn.Module, sites: list[Site], sample: Any, reference: list[Tensor]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,13 +23,27 @@ class Source:
     library: Literal["torchvision", "timm", "other"]
     name: str
     classes: int | None = None
+    flags: tuple[tuple[str, bool], ...] = ()  # builder arguments; only those of VARIANTS
 
     def to_json(self) -> dict[str, Any]:
-        return {"library": self.library, "name": self.name, "classes": self.classes}
+        return {"library": self.library, "name": self.name, "classes": self.classes, "flags": dict(self.flags)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Source:
-        return cls(library=data["library"], name=data["name"], classes=data["classes"])
+        flags = tuple((str(key), bool(value)) for key, value in data["flags"].items())
+        classes = None if data["classes"] is None else int(data["classes"])
+        if data["library"] not in ("torchvision", "timm", "other") or flags not in VARIANTS:
+            raise ValueError(f"source {data}")
+        return cls(library=data["library"], name=str(data["name"]), classes=classes, flags=flags)
+
+
+# What torchvision's builders set by themselves for trained weights (Inception and GoogLeNet).
+VARIANTS: tuple[tuple[tuple[str, bool], ...], ...] = (
+    (),
+    (("transform_input", True),),
+    (("aux_logits", False), ("transform_input", True)),
+    (("aux_logits", False),),
+)
 
 
 def identify(model: nn.Module) -> Source:
@@ -44,14 +59,29 @@ def identify(model: nn.Module) -> Source:
         family = [name for name in list_models() if get_model_builder(name).__module__ == kind.__module__]
         for name in family:
             for classes in (None, outputs):
-                if _same_shape(model, name, classes):
-                    return Source(library="torchvision", name=name, classes=classes)
+                for flags in VARIANTS:
+                    source = Source(library="torchvision", name=name, classes=classes, flags=flags)
+                    if _same_shape(model, source):
+                        return source
     return Source(library="other", name=f"{kind.__module__}.{kind.__qualname__}")
+
+
+def confirmed(model: nn.Module, source: Source) -> Source:
+    """``source`` if building it gives ``model`` in every respect but weights, else what ``identify`` says."""
+    found = identify(model)
+    if found.library != "other":
+        return found
+    if source.library == "other":
+        return source
+    with torch.random.fork_rng(devices=[]):
+        return source if _fingerprint(model) == _fingerprint(build(source)) else found
 
 
 def build(source: Source, *, pretrained: Any = None) -> nn.Module:
     """A fresh network. ``pretrained`` is what the library takes: torchvision's weights, timm's True."""
-    arguments: dict[str, Any] = {} if source.classes is None else {"num_classes": source.classes}
+    arguments: dict[str, Any] = dict(source.flags)
+    if source.classes is not None:
+        arguments["num_classes"] = source.classes
     if source.library == "torchvision":
         import torchvision
 
@@ -94,14 +124,15 @@ def _last_outputs(model: nn.Module) -> int | None:
     return outputs
 
 
-def _same_shape(model: nn.Module, name: str, classes: int | None) -> bool:
+def _same_shape(model: nn.Module, source: Source) -> bool:
     """Compare with the builder's product on the meta device: no memory, no time, no random numbers.
 
     RegNet's builders compute with tensors and fail there; such a network is 'other' unless the caller knows its name.
     """
     try:
-        with torch.device("meta"):
-            other = build(Source(library="torchvision", name=name, classes=classes))
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            other = build(source)
     except Exception:
         return False
     return _fingerprint(model) == _fingerprint(other)

@@ -35,6 +35,11 @@ def select(candidates: list[Candidate], *, fixed: int, speedup: float, scheme: S
     """
     before = fixed + sum(candidate.cost.dense for candidate in candidates)
     least = fixed + sum(_cheapest(candidate, scheme) for candidate in candidates)
+    if least >= 0.995 * before:
+        raise LeanconvError(
+            f"speedup={speedup:g} cannot be reached: the {scheme} scheme can make no layer of this network cheaper; "
+            "use another scheme or skip fewer layers."
+        )
     if before / least < speedup:
         raise LeanconvError(
             f"speedup={speedup:g} cannot be reached: with {scheme} and every rank at 1 this network gets "
@@ -226,8 +231,10 @@ def _options(candidate: Candidate, scheme: Scheme) -> list[Option]:
     if _has_spatial(scheme) and g.splits_spatially:
         choices += [Choice("spatial", (rank,)) for rank in _some(g.spatial_limit, 512)]
         if scheme == "3d":
+            # All pairs where the layer is small enough for its ranks to be coarse, an even grid where it is not.
+            most = 512 if g.spatial_limit * g.channel_limit <= 4000 else 40
             choices += [
-                Choice("3d", (d2, d1)) for d2 in _some(g.spatial_limit, 40) for d1 in _some(g.channel_limit, 40)
+                Choice("3d", (d2, d1)) for d2 in _some(g.spatial_limit, most) for d1 in _some(g.channel_limit, most)
             ]
     options: list[Option] = [(None, candidate.cost.dense, 0.0)]
     for choice in choices:
