@@ -394,3 +394,26 @@ def test_buffers_that_count_runs_come_back_as_given(pictures: Tensor) -> None:
     model = nn.Sequential(*plain_network(), Counts()).eval()
     assert float(accelerate(model, pictures).model[-1].runs) == 0
     assert float(model[-1].runs) == 0
+
+
+def test_dict_batches_and_images_that_want_gradients(network: nn.Module, pictures: Tensor) -> None:
+    class TakesDict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network
+
+        def forward(self, batch: dict) -> Tensor:
+            return self.net(batch["image"])
+
+    batches = [{"image": batch, "name": "x"} for batch in pictures.split(8)]
+    by_dict = accelerate(TakesDict().eval(), batches)
+    plain = accelerate(network, [batch.requires_grad_() for batch in pictures.clone().split(8)])
+    assert torch.equal(by_dict.model(batches[0]), plain.model(pictures[:8]))
+
+
+def test_arguments_stand_in_the_order_of_the_contract(network: nn.Module, pictures: Tensor) -> None:
+    result = leanconv.accelerate(
+        network, pictures, 2.0, "channel", "linear", False, "uniform", ["0"], 1, "cpu", False, None, samples=300
+    )
+    assert result.options.scheme == "channel"
+    assert result.options.seed == 1

@@ -22,18 +22,18 @@ def accelerate(
     model: nn.Module,
     images: Iterable[Any],
     speedup: float = 4.0,
-    *,
     scheme: Scheme = "3d",
     solver: Literal["linear", "nonlinear"] = "nonlinear",
     asymmetric: bool = True,
     ranks: Literal["uniform", "energy"] | Mapping[str, Any] = "energy",
     skip: Iterable[str] | None = None,
-    layers: Literal["conv", "all"] = "conv",
-    samples: int = 50_000,
     seed: int = 0,
     device: torch.device | str | None = None,
     progress: bool = True,
     workdir: str | None = None,
+    *,
+    layers: Literal["conv", "all"] = "conv",
+    samples: int = 50_000,
 ) -> Accelerated:
     """Return a network that does the work of ``model`` with ``speedup`` times fewer multiply-accumulates.
 
@@ -49,12 +49,12 @@ def accelerate(
         ranks: ``"energy"`` keeps the largest product of PCA energies; ``"uniform"`` gives every layer the same
             speed-up; or ranks by hand, ``{"layer": d'}`` (``(d'', d')`` for 3d), and ``speedup`` is not used.
         skip: names of layers to leave alone. Default: the first convolution. ``[]`` skips nothing.
-        layers: ``"conv"``, or ``"all"`` to accelerate and count Linear layers too.
-        samples: responses sampled a layer, spread over the images.
         seed: chooses the sampled positions. Same seed, same machine: same result, bit for bit.
         device: where to compute; default: where the model is.
         progress: show progress on stderr.
         workdir: reserved for resumable state; must be None in this version.
+        layers: ``"conv"``, or ``"all"`` to accelerate and count Linear layers too.
+        samples: responses sampled a layer, spread over the images.
 
     Raises:
         LeanconvError: for anything wrong with the arguments, in one sentence. It is a ValueError.

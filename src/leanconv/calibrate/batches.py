@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from leanconv.errors import LeanconvError
+from leanconv.network.recording import map_tensors, tensors
 
 # A plain tensor of images is cut into batches of this size.
 CUT = 32
@@ -24,7 +25,8 @@ class Batches:
 
     def sample(self) -> Any:
         """Two images where there are two: a network that loops over its batch then shows that it does."""
-        return self.items[0][:2]
+        first = self.items[0]
+        return map_tensors(lambda tensor: tensor[:2], first) if isinstance(first, dict) else first[:2]
 
 
 def take(images: Iterable[Any]) -> Batches:
@@ -44,10 +46,10 @@ def take(images: Iterable[Any]) -> Batches:
     count = 0
     for batch in iterator:
         inputs = _inputs(batch)
-        if len(inputs) == 0:
-            continue
-        items.append(inputs)
-        count += len(inputs)
+        size = len(next(tensors(inputs))) if isinstance(inputs, dict) else len(inputs)
+        if size:
+            items.append(inputs)
+            count += size
     if not items:
         raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
     return Batches(tuple(items), count)
@@ -66,6 +68,8 @@ def _inputs(batch: Any) -> Any:
             return list(batch)  # a detector's list of images of different sizes
         if isinstance(batch[0], Tensor):
             return _inputs(batch[0])
+    if isinstance(batch, dict) and any(True for _ in tensors(batch)):
+        return batch  # for a model that takes one
     raise LeanconvError(
         f"images gave a {type(batch).__name__}; every item must be a tensor of images or a tuple that starts with one."
     )
@@ -73,6 +77,4 @@ def _inputs(batch: Any) -> Any:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Always a copy: a network may work on its input in place, and the images are needed again."""
-    if isinstance(batch, Tensor):
-        return batch.detach().to(device, non_blocking=True, copy=True)
-    return [image.detach().to(device, non_blocking=True, copy=True) for image in batch]
+    return map_tensors(lambda tensor: tensor.detach().to(device, non_blocking=True, copy=True), batch)

@@ -7,11 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from leanconv.errors import LeanconvError
+from leanconv.network.recording import tensors
 
 
 def model_failed(error: Exception, batch: Any) -> LeanconvError:
     """The user's network refused a batch: say what it was given and what it said."""
-    shape = tuple(batch.shape) if isinstance(batch, Tensor) else [tuple(image.shape) for image in batch[:3]]
+    shapes = [tuple(tensor.shape) for tensor in tensors(batch)][:3]
+    shape = shapes[0] if isinstance(batch, Tensor) else shapes
     said = " ".join(str(error).split())[:300]
     return LeanconvError(
         f"the model raised {type(error).__name__} on a batch of shape {shape}: {said}; give images it accepts."

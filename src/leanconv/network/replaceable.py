@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.network.fold import folded
-from leanconv.network.recording import tensors
+from leanconv.network.recording import map_tensors, tensors
 from leanconv.network.replace import put
 from leanconv.network.sites import ActivationSpec, Site
 
@@ -55,13 +55,8 @@ def _answers(model: nn.Module, sample: Any) -> list[Tensor]:
     """Outputs on a copy of the sample, with the same random numbers every time."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        return [output.detach().clone() for output in tensors(model(_copy(sample)))]
-
-
-def _copy(sample: Any) -> Any:
-    if isinstance(sample, Tensor):
-        return sample.detach().clone()
-    return [image.detach().clone() for image in sample]
+        inputs = map_tensors(lambda tensor: tensor.detach().clone(), sample)
+        return [output.detach().clone() for output in tensors(model(inputs))]
 
 
 def _survives(model: nn.Module, sites: list[Site], sample: Any, reference: list[Tensor]) -> bool:

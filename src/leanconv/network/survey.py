@@ -13,7 +13,7 @@ from leanconv.errors import LeanconvError
 from leanconv.network import reasons
 from leanconv.network.geometry import KINDS, Cost, Geometry, Size
 from leanconv.network.recognise import LAYERS, has_hooks
-from leanconv.network.recording import Event, Key, recording
+from leanconv.network.recording import Event, Key, recording, tensors
 from leanconv.network.sites import ActivationSpec, Layer, Site, Survey
 
 
@@ -69,8 +69,8 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
 
 
 def _batch_size(sample: Any) -> int:
-    if isinstance(sample, Tensor):
-        return max(int(sample.shape[0]), 1)
+    if isinstance(sample, dict):
+        return max(len(next(tensors(sample))), 1)
     return max(len(sample), 1)
 
 
