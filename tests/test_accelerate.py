@@ -304,6 +304,7 @@ def test_bad_arguments_get_one_sentence(arguments, message: str, network: nn.Mod
         ([], "images is empty"),
         (None, "NoneType, which cannot be iterated"),
         (["a.jpg"], "images gave a str"),
+        ("photos/", "images is the path 'photos/'"),
         ([torch.zeros(3)], "every item must be a batch"),
         (torch.zeros(4, 1, 16, 16), "layer '0' takes 3 input channels but was given 1"),
         ([torch.zeros(4, 3, 1, 1)], "the model raised"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,11 @@ class Batches:
 
 def take(images: Iterable[Any]) -> Batches:
     """Read ``images`` once. A shuffling or augmenting loader would give other pictures the second time."""
+    if isinstance(images, (str, os.PathLike)):
+        raise LeanconvError(
+            f"images is the path {os.fspath(images)!r}; give batches of tensors, for example a DataLoader over "
+            "torchvision's ImageFolder, or use the command 'leanconv accelerate --images PATH'."
+        )
     if isinstance(images, Tensor):
         if images.dim() < 2:
             raise LeanconvError(f"images is a tensor of shape {tuple(images.shape)}; give batches, N x C x H x W.")
