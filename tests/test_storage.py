@@ -175,13 +175,16 @@ def test_not_a_folder(tmp_path: Path) -> None:
         leanconv.load(tmp_path / "nothing")
 
 
-def test_a_full_disk_leaves_nothing_behind(
-    result: leanconv.Accelerated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("leanconv.storage._flush", full)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_leaves_nothing_behind(result: leanconv.Accelerated, tmp_path: Path) -> None:
     with pytest.raises(LeanconvError, match="No space left on device"):
         result.save(tmp_path / "saved")
     assert list(tmp_path.iterdir()) == []
@@ -240,13 +243,8 @@ def test_a_killed_save_is_cleaned_up_by_the_next(result: leanconv.Accelerated, t
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
-def test_a_failed_save_removes_the_parents_it_made(
-    result: leanconv.Accelerated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("leanconv.storage._flush", full)
+@pytest.mark.usefixtures("full_disk")
+def test_a_failed_save_removes_the_parents_it_made(result: leanconv.Accelerated, tmp_path: Path) -> None:
     with pytest.raises(LeanconvError, match="nothing was left behind"):
         result.save(tmp_path / "new" / "deep" / "saved")
     assert list(tmp_path.iterdir()) == []

@@ -9,14 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leanconv.calibrate.responses import Responses
+from leanconv.calibrate.responses import Probe, Responses
 from leanconv.network.replace import Factors
 from leanconv.network.sites import Site
 from leanconv.ranks.candidates import Choice
 from leanconv.solve import (
     Activation,
     LowRank,
-    SpatialBasis,
     SpatialFactors,
     activation,
     nonlinear,
@@ -34,38 +33,36 @@ class Fit:
 
 
 def fit_site(
-    site: Site,
+    probe: Probe,
     choice: Choice,
+    split: SpatialFactors | None,
     *,
     target: Responses,
     given: Responses,
-    filters: tuple[Tensor, Tensor],
-    basis: SpatialBasis | None,
     solver: Literal["linear", "nonlinear"],
 ) -> Fit:
-    """``target``: responses of the original. ``given``: those to fit them from, at the same positions; the same
-    object in the symmetric case. ``filters``: weight (d x c x kernel) and bias (d), batch norm folded."""
-    weight, bias = filters
+    """``target``: responses of the original. ``given``: those of ``probe``, to fit them from, at the same positions;
+    the same object in the symmetric case. ``split``: the spatial factors the probe's filters are the product of, for
+    a choice that has them."""
+    site = probe.site
     if choice.scheme == "spatial":
-        split = _split(basis, choice)
-        return Fit(Factors((split.vertical, split.horizontal), bias), measure(site, target, given))
-    effective = weight if choice.scheme == "channel" else _split(basis, choice).product()
+        return Fit(split_factors(probe, split), measure(site, target, given))
     # Responses to white noise have covariance W W^T: where the images show nothing, that is where responses can be.
-    rows = effective.flatten(1).to(torch.float64)
+    rows = probe.weight.flatten(1).to(torch.float64)
     low_rank = _solve(site, target, given, choice.ranks[-1], solver, rows @ rows.T)
-    expanded_bias = low_rank.b + low_rank.p @ (low_rank.q.T @ bias)
-    if choice.scheme == "channel":
-        weights = [_project(low_rank.q, weight), low_rank.p]
+    bias = low_rank.b + low_rank.p @ (low_rank.q.T @ probe.bias)
+    if split is None:
+        weights = [_project(low_rank.q, probe.weight), low_rank.p]
     else:
-        split = _split(basis, choice)
         weights = [split.vertical, _project(low_rank.q, split.horizontal), low_rank.p]
     fitted = Responses(low_rank(given.y), given.addend)
-    return Fit(Factors(tuple(weights), expanded_bias), measure(site, target, fitted))
+    return Fit(Factors(tuple(weights), bias), measure(site, target, fitted))
 
 
-def _split(basis: SpatialBasis | None, choice: Choice) -> SpatialFactors:
-    assert basis is not None
-    return basis.split(choice.ranks[0])
+def split_factors(probe: Probe, split: SpatialFactors | None) -> Factors:
+    """The weight-only spatial split: nothing to fit."""
+    assert split is not None
+    return Factors((split.vertical, split.horizontal), probe.bias)
 
 
 def _solve(site: Site, target: Responses, given: Responses, rank: int, solver: str, prior: Tensor) -> LowRank:

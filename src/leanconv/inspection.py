@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from leanconv.calibrate.batches import take
 from leanconv.calibrate.responses import Probe, collect
+from leanconv.entrance import copied
 from leanconv.errors import LeanconvError
 from leanconv.fit import site_activation
 from leanconv.network.failure import model_failed
@@ -93,7 +93,7 @@ def inspect_network(
 ) -> Inspection:
     """Run a copy of ``model`` on the first image (or on noise of ``shape``) and count."""
     place = torch.device(device)
-    network = copy.deepcopy(model).eval().to(place)
+    network = copied(model).eval().to(place)
     sample = batches[0][:1] if batches else torch.rand(shape, generator=torch.Generator().manual_seed(0))
     try:
         found = survey(network, sample.to(place, copy=True), layers=layers)

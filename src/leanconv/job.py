@@ -13,7 +13,7 @@ from leanconv.calibrate.batches import Batches, to_device
 from leanconv.calibrate.responses import Probe, Responses, collect
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError, listing, unknown_name
-from leanconv.fit import Fit, fit_site, measure
+from leanconv.fit import fit_site, measure, split_factors
 from leanconv.network import reasons
 from leanconv.network.failure import model_failed
 from leanconv.network.fold import folded
@@ -27,7 +27,7 @@ from leanconv.progress import Progress
 from leanconv.ranks import Candidate, Choice, Plan, by_hand, select
 from leanconv.ranks.candidates import Energies
 from leanconv.result import Accelerated, LayerReport
-from leanconv.solve import SpatialBasis, spatial_basis, spectrum
+from leanconv.solve import SpatialBasis, SpatialFactors, spatial_basis, spectrum
 
 
 @dataclass
@@ -93,8 +93,9 @@ class Job:
             for name in [name for name in self.sites if name not in plan]:
                 del self.sites[name]
                 self.skipped[name] = reasons.NOT_NAMED
-        targets = self._responses(self.original, self._dense_probes(), "original network")
-        candidates, bases = self._candidates(targets)
+        dense = {name: Probe(site, *folded(self.original, site, self.dtype)) for name, site in self.sites.items()}
+        targets = self._responses(self.original, list(dense.values()), "original network")
+        candidates, bases = self._candidates(dense, targets)
         if plan is None:
             assert not isinstance(self.options.ranks, Mapping)
             plan = select(
@@ -105,7 +106,16 @@ class Job:
                 method=self.options.ranks,
             )
         self._drop_dense(plan, targets)
-        fits = self._solve(plan, targets, bases)
+        splits = {
+            name: bases[name].split(choice.ranks[0]) for name, choice in plan.items() if choice.scheme != "channel"
+        }
+        # The filters a site is fitted with: its own, or the product of their spatial split.
+        probes = {
+            name: Probe(site, splits[name].product() if name in splits else dense[name].weight, dense[name].bias)
+            for name, site in self.sites.items()
+        }
+        solve = self._split if self.options.scheme == "spatial" else self._solve
+        errors = solve(plan, targets, probes, splits)
         reports = [
             LayerReport(
                 name=name,
@@ -114,7 +124,7 @@ class Job:
                 macs_before=site.cost.dense,
                 macs_after=candidates[name].macs(plan[name]),
                 energy=candidates[name].energy(plan[name]),
-                error=fits[name].error,
+                error=errors[name],
             )
             for name, site in sorted(self.sites.items(), key=lambda item: item[1].index)
         ]
@@ -136,9 +146,6 @@ class Job:
             source=identify(self.original),
         )
 
-    def _dense_probes(self) -> list[Probe]:
-        return [Probe(site, *folded(self.original, site, self.dtype)) for site in self.sites.values()]
-
     def _responses(self, stream: nn.Module, probes: list[Probe], title: str) -> dict[str, Responses]:
         with self.reporter.stage(title, len(self.batches.items)) as stage:
             return self._collect(stream, probes, stage.advance)
@@ -154,18 +161,19 @@ class Job:
             step=step,
         )
 
-    def _candidates(self, targets: dict[str, Responses]) -> tuple[dict[str, Candidate], dict[str, SpatialBasis]]:
+    def _candidates(
+        self, dense: dict[str, Probe], targets: dict[str, Responses]
+    ) -> tuple[dict[str, Candidate], dict[str, SpatialBasis]]:
         """The spectra ranks are chosen by."""
         candidates: dict[str, Candidate] = {}
         bases: dict[str, SpatialBasis] = {}
         for name, site in self.sites.items():
             spatial = channel = None
             if self.options.scheme != "channel" and site.geometry.splits_spatially:
-                weight, _ = folded(self.original, site, self.dtype)
-                bases[name] = spatial_basis(weight)
+                bases[name] = spatial_basis(dense[name].weight)
                 spatial = Energies(bases[name].values.tolist())
             if self.options.scheme != "spatial":
-                channel = Energies(spectrum(targets[name].y).values[: site.geometry.channel_limit].tolist())
+                channel = Energies(spectrum(targets[name].y)[: site.geometry.channel_limit].tolist())
             candidates[name] = Candidate(
                 name=name, geometry=site.geometry, cost=site.cost, channel=channel, spatial=spatial
             )
@@ -182,65 +190,64 @@ class Job:
             else:
                 self.skipped[name] = reasons.NOT_NEEDED
 
-    def _solve(self, plan: Plan, targets: dict[str, Responses], bases: dict[str, SpatialBasis]) -> dict[str, Fit]:
-        """Every site, shallow to deep.
+    def _split(
+        self,
+        plan: Plan,
+        targets: dict[str, Responses],
+        probes: dict[str, Probe],
+        splits: dict[str, SpatialFactors],
+    ) -> dict[str, float]:
+        """The spatial scheme: nothing to fit. Errors are measured in the network as it ends up."""
+        for name, site in self.sites.items():
+            replace(self.accelerated, self._change(site, plan[name]), split_factors(probes[name], splits[name]))
+        seen = self._responses(self.accelerated, list(probes.values()), "measuring")
+        return {name: measure(site, targets[name], seen[name]) for name, site in self.sites.items()}
+
+    def _solve(
+        self,
+        plan: Plan,
+        targets: dict[str, Responses],
+        probes: dict[str, Probe],
+        splits: dict[str, SpatialFactors],
+    ) -> dict[str, float]:
+        """Every site, shallow to deep; the error of each.
 
         Asymmetric: a site's inputs come from the accelerated network as it stands when its turn comes. Symmetric:
-        from the original, all at once. The spatial scheme has nothing to fit; its error is measured at the end.
+        from the original, all at once.
         """
         options = self.options
-        fits: dict[str, Fit] = {}
-        probes = {
-            name: Probe(site, *self._approximate_filters(site, plan[name], bases)) for name, site in self.sites.items()
-        }
-        spatial_only = options.scheme == "spatial"
-        live = options.asymmetric and not spatial_only
-        steps = len(self.sites) * (len(self.batches.items) + 1) if live else len(self.sites)
-        inputs: dict[str, Responses] = {}
-        if not live and not spatial_only:
-            if options.scheme == "3d":
-                inputs = self._responses(self.original, list(probes.values()), "split filters")
-            else:
-                inputs = targets
+        errors: dict[str, float] = {}
+        steps = len(self.sites) * (len(self.batches.items) + 1) if options.asymmetric else len(self.sites)
+        inputs = targets
+        if splits and not options.asymmetric:
+            inputs = self._responses(self.original, list(probes.values()), "split filters")
         with self.reporter.stage("solving", steps) as stage:
             for number, (name, site) in enumerate(self.sites.items(), 1):
                 choice = plan[name]
-                if live:
+                if options.asymmetric:
                     given = self._collect(self.accelerated, [probes[name]], stage.advance)[name]
                 else:
-                    given = targets[name] if spatial_only else inputs[name]
+                    given = inputs[name]
                 if len(given.y) != len(targets[name].y):
                     raise LeanconvError(
                         f"layer {name!r} ran on other positions once the layers before it were accelerated: what this "
                         "network runs depends on the data; name that layer in skip."
                     )
-                fits[name] = fit_site(
-                    site,
+                fit = fit_site(
+                    probes[name],
                     choice,
+                    splits.get(name),
                     target=targets[name],
                     given=given,
-                    filters=folded(self.original, site, self.dtype),
-                    basis=bases.get(name),
                     solver=options.solver,
                 )
-                replace(self.accelerated, self._change(site, choice), fits[name].factors)
-                if not spatial_only:
-                    del targets[name]
+                replace(self.accelerated, self._change(site, choice), fit.factors)
+                errors[name] = fit.error
+                del targets[name]
                 stage.advance()
                 ranks = " x ".join(str(rank) for rank in choice.ranks)
                 stage.label(f"{number}/{len(self.sites)} {name} {choice.scheme} rank {ranks}")
-        if spatial_only:
-            seen = self._responses(self.accelerated, list(probes.values()), "measuring")
-            for name, site in self.sites.items():
-                fits[name] = Fit(fits[name].factors, measure(site, targets[name], seen[name]))
-        return fits
-
-    def _approximate_filters(self, site: Site, choice: Choice, bases: dict[str, SpatialBasis]) -> tuple[Tensor, Tensor]:
-        """The filters whose responses the channel solver starts from: for 3d those of the spatial split."""
-        weight, bias = folded(self.original, site, self.dtype)
-        if choice.scheme in ("spatial", "3d"):
-            weight = bases[site.name].split(choice.ranks[0]).product()
-        return weight, bias
+        return errors
 
     def _change(self, site: Site, choice: Choice) -> Change:
         return Change(

@@ -86,7 +86,7 @@ def accelerate(
     with reporter(not quiet).stage("reading images", -(-len(pictures) // batch)) as stage:
         read = read_all(pictures, prepare, batch=batch, workers=given.pick_workers(workers), step=stage.advance)
     result = run(network.model, read.batches, **wanted, device=place, progress=not quiet)
-    source = confirmed(network.model, network.source)
+    source = confirmed(network.model, result.source, network.source)
     result = replace(result, source=source, preprocess=prepare.to_json(network.preset))
     result.save(out)
     if as_json:

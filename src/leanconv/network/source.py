@@ -66,9 +66,8 @@ def identify(model: nn.Module) -> Source:
     return Source(library="other", name=f"{kind.__module__}.{kind.__qualname__}")
 
 
-def confirmed(model: nn.Module, source: Source) -> Source:
-    """``source`` if building it gives ``model`` in every respect but weights, else what ``identify`` says."""
-    found = identify(model)
+def confirmed(model: nn.Module, found: Source, source: Source) -> Source:
+    """``found`` by ``identify``, or else ``source`` if building it gives ``model`` in every respect but weights."""
     if found.library != "other":
         return found
     if source.library == "other":

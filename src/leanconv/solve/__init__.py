@@ -8,7 +8,7 @@ from leanconv.solve.activations import Activation, activation
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments
 from leanconv.solve.nonlinear import NonlinearFit, nonlinear
-from leanconv.solve.pca import Spectrum, pca, spectrum
+from leanconv.solve.pca import pca, spectrum
 from leanconv.solve.reduced_rank import reduced_rank
 from leanconv.solve.spatial import SpatialBasis, SpatialFactors, spatial_basis
 
@@ -19,7 +19,6 @@ __all__ = [
     "NonlinearFit",
     "SpatialBasis",
     "SpatialFactors",
-    "Spectrum",
     "activation",
     "nonlinear",
     "pca",

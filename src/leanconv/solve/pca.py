@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -11,20 +9,11 @@ from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments
 
 
-@dataclass(frozen=True)
-class Spectrum:
-    """Eigenvalues (d, falling, >= 0) and eigenvectors (columns of d x d) of a response covariance, float64."""
-
-    values: Tensor
-    vectors: Tensor
-    mean: Tensor
-
-
-def spectrum(y: Tensor) -> Spectrum:
-    """Eigendecomposition of the covariance of ``y`` (n x d). Cost n d^2 + O(d^3)."""
+def spectrum(y: Tensor) -> Tensor:
+    """Eigenvalues (d, falling, >= 0, float64) of the covariance of ``y`` (n x d). Cost n d^2 + O(d^3)."""
     moments = Moments.of(y)
-    values, vectors = torch.linalg.eigh(moments.scatter / max(moments.count, 1))
-    return Spectrum(values.flip(0).clamp_min(0.0), vectors.flip(1), moments.mean)
+    values: Tensor = torch.linalg.eigvalsh(moments.scatter / max(moments.count, 1))
+    return values.flip(0).clamp_min(0.0)
 
 
 def pca(y: Tensor, rank: int, *, prior: Tensor | None = None) -> LowRank:
