@@ -27,7 +27,7 @@ def test_readme_python(tmp_path: Path) -> None:
 
 def test_readme_tables_are_the_committed_results() -> None:
     results = Path(__file__).parents[1] / "benchmarks" / "results"
-    for name in ("vgg16_imagenet.md", "solver-cpu.md"):
+    for name in ("vgg16_imagenet.md", "solver-cpu.md", "solver-cuda.md"):
         assert (results / name).read_text().strip() in README, f"{name} changed; copy it into the README"
 
 
