@@ -43,7 +43,10 @@ CONV_CASES: dict[str, dict] = {
     "wide kernel": {"kernel_size": (3, 5), "padding": (1, 2)},
     "tall kernel, stride": {"kernel_size": (5, 2), "stride": (1, 2)},
     "column": {"kernel_size": (3, 1), "padding": (1, 0)},
+    "groups": {"kernel_size": 3, "padding": 1, "groups": 2},
+    "groups, stride, dilation": {"kernel_size": (3, 5), "stride": 2, "dilation": (1, 2), "groups": 2},
     "1 x 1": {"kernel_size": 1},
+    "1 x 1, groups": {"kernel_size": 1, "groups": 2, "bias": False},
     "1 x 1, stride": {"kernel_size": 1, "stride": 2},
 }
 

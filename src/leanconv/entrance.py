@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from leanconv.errors import LeanconvError
@@ -63,8 +63,11 @@ def parse_device(device: torch.device | str) -> torch.device:
 
 
 def copied(model: nn.Module) -> nn.Module:
+    # torch copies no tensor that has a history, such as the weight an older weight_norm keeps: a plain copy will do.
+    computed = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    plain = {id(tensor): tensor.detach().clone() for tensor in computed if not tensor.is_leaf}
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, plain)
     except Exception as error:
         raise LeanconvError(
             f"the model cannot be copied ({type(error).__name__}: {error}); copy.deepcopy(model) must work."

@@ -43,20 +43,30 @@ def fit_site(
 ) -> Fit:
     """``target``: responses of the original. ``given``: those of ``probe``, to fit them from, at the same positions;
     the same object in the symmetric case. ``split``: the spatial factors the probe's filters are the product of, for
-    a choice that has them."""
-    site = probe.site
+    a choice that has them. The groups of a grouped convolution are layers of their own side by side, of one rank."""
+    site, groups = probe.site, probe.site.geometry.groups
     if choice.scheme == "spatial":
         return Fit(split_factors(probe, split), measure(site, target, given))
-    # Responses to white noise have covariance W W^T: where the images show nothing, that is where responses can be.
-    rows = probe.weight.flatten(1).to(torch.float64)
-    low_rank = _solve(site, target, given, choice.ranks[-1], solver, rows @ rows.T)
-    bias = low_rank.b + low_rank.p @ (low_rank.q.T @ probe.bias)
-    if split is None:
-        weights = [_project(low_rank.q, probe.weight), low_rank.p]
-    else:
-        weights = [split.vertical, _project(low_rank.q, split.horizontal), low_rank.p]
-    fitted = Responses(low_rank(given.y), given.addend)
-    return Fit(Factors(tuple(weights), bias), measure(site, target, fitted))
+    # What Q^T goes into: the layer's filters, or the horizontal half of their split.
+    filters = probe.weight if split is None else split.horizontal
+    q_filters, p, bias, fitted = [], [], [], []
+    for number in range(groups):
+        wanted = target.part(number, groups)
+        seen = wanted if given is target else given.part(number, groups)
+        # Responses to white noise have covariance W W^T: where the images show nothing, that is where they can be.
+        rows = probe.weight.chunk(groups)[number].flatten(1).to(torch.float64)
+        through = solver == "nonlinear" and site.activation.name != "identity"
+        r = site_activation(site, wanted.y, number, groups) if through else None
+        low_rank = _solve(wanted, seen, choice.ranks[-1], r, rows @ rows.T)
+        q_filters.append(_project(low_rank.q, filters.chunk(groups)[number]))
+        p.append(low_rank.p)
+        bias.append(low_rank.b + low_rank.p @ (low_rank.q.T @ probe.bias.chunk(groups)[number]))
+        fitted.append(low_rank(seen.y))
+    weights = [torch.cat(q_filters), torch.cat(p)]
+    if split is not None:
+        weights.insert(0, split.vertical)
+    error = measure(site, target, Responses(torch.cat(fitted, 1), given.addend))
+    return Fit(Factors(tuple(weights), torch.cat(bias)), error)
 
 
 def split_factors(probe: Probe, split: SpatialFactors | None) -> Factors:
@@ -65,11 +75,11 @@ def split_factors(probe: Probe, split: SpatialFactors | None) -> Factors:
     return Factors((split.vertical, split.horizontal), probe.bias)
 
 
-def _solve(site: Site, target: Responses, given: Responses, rank: int, solver: str, prior: Tensor) -> LowRank:
-    """Responses with the shortcut added are fitted: r(s + y) by r(s^ + M y^ + b), s and s^ zero without one."""
-    if solver == "nonlinear" and site.activation.name != "identity":
-        whole = _whole(target)
-        return nonlinear(whole, given.y, rank, site_activation(site, whole), addend=given.addend, prior=prior).map
+def _solve(target: Responses, given: Responses, rank: int, r: Activation | None, prior: Tensor) -> LowRank:
+    """Through ``r``, or linearly. Responses with the shortcut added are fitted: r(s + y) by r(s^ + M y^ + b), s and s^
+    zero without one."""
+    if r is not None:
+        return nonlinear(_whole(target), given.y, rank, r, addend=given.addend, prior=prior).map
     if given is target:
         return pca(given.y, rank, prior=prior)
     wanted = target.y if given.addend is None else _whole(target) - given.addend
@@ -86,11 +96,15 @@ def _project(q: Tensor, weight: Tensor) -> Tensor:
     return (q.T @ weight.flatten(1)).reshape(q.shape[1], *weight.shape[1:])
 
 
-def site_activation(site: Site, like: Tensor) -> Activation:
-    parameters = {
-        key: value.to(like) if isinstance(value, Tensor) else value for key, value in site.activation.parameters.items()
-    }
-    return activation(site.activation.name, **parameters)
+def site_activation(site: Site, like: Tensor, number: int = 0, groups: int = 1) -> Activation:
+    """The activation behind a site, or behind group ``number`` of it; a slope a filter goes with its group."""
+
+    def part(value: float | Tensor) -> float | Tensor:
+        if not isinstance(value, Tensor):
+            return value
+        return (value if value.numel() == 1 else value.chunk(groups)[number]).to(like)
+
+    return activation(site.activation.name, **{key: part(value) for key, value in site.activation.parameters.items()})
 
 
 def measure(site: Site, target: Responses, approximation: Responses) -> float:

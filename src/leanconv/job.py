@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -73,7 +72,7 @@ class Job:
         double = any(parameter.dtype == torch.float64 for parameter in original.parameters())
         return cls(
             original=original,
-            accelerated=copy.deepcopy(original),
+            accelerated=copied(original),
             batches=batches,
             survey=found,
             sites=sites,
@@ -173,7 +172,9 @@ class Job:
                 bases[name] = spatial_basis(dense[name].weight)
                 spatial = Energies(bases[name].values.tolist())
             if self.options.scheme != "spatial":
-                channel = Energies(spectrum(targets[name].y)[: site.geometry.channel_limit].tolist())
+                groups = site.geometry.groups  # one rank for all: the r-th values of the groups go together
+                values = torch.stack([spectrum(part) for part in targets[name].y.chunk(groups, 1)]).sum(0)
+                channel = Energies(values[: site.geometry.channel_limit].tolist())
             candidates[name] = Candidate(
                 name=name, geometry=site.geometry, cost=site.cost, channel=channel, spatial=spatial
             )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from leanconv.network.geometry import Geometry
+from leanconv.network.geometry import Geometry, torch_pad
 
 
 def choose_positions(images: int, positions: int, count: int, seed: tuple[int, int, int]) -> Tensor:
@@ -36,12 +36,10 @@ def conv_patches(x: Tensor, geometry: Geometry, chosen: Tensor) -> Tensor:
     position.
     """
     out_size = geometry.out_size(tuple(x.shape[2:]))
-    before, after = geometry.margins()
+    before, after = geometry.margins(tuple(x.shape[2:]))
     if any(before) or any(after):
-        # F.pad takes the last dimension first.
-        pad = [margin for pair in zip(reversed(before), reversed(after), strict=True) for margin in pair]
         mode = "constant" if geometry.padding_mode == "zeros" else geometry.padding_mode
-        x = F.pad(x, pad, mode=mode)
+        x = F.pad(x, torch_pad(before, after), mode=mode)
     n, c, *size = x.shape
     corner = torch.zeros_like(chosen)  # flat index of the patch's first number
     window = torch.zeros(1, dtype=torch.int64, device=x.device)  # flat offsets inside the patch

@@ -23,11 +23,22 @@ from leanconv.network.sites import Site
 
 @dataclass(frozen=True)
 class Probe:
-    """What to compute at a site from the input it receives: ``weight`` (d x c x kernel), ``bias`` (d)."""
+    """What to compute at a site from its input: ``weight`` (d x c x kernel, c of one group) and ``bias`` (d)."""
 
     site: Site
     weight: Tensor
     bias: Tensor
+
+    def respond(self, patches: Tensor) -> Tensor:
+        """Patches n x (C k) -> responses n x d."""
+        groups = self.site.geometry.groups
+        x = patches.to(self.weight.dtype)
+        if groups == 1:
+            return torch.addmm(self.bias, x, self.weight.flatten(1).T)
+        # Channels, and so the columns, are sorted by group.
+        x = x.reshape(len(x), groups, -1).transpose(0, 1)  # g x n x (c k)
+        filters = self.weight.reshape(groups, -1, x.shape[2]).transpose(1, 2)  # g x (c k) x d / g
+        return (x @ filters).transpose(0, 1).flatten(1) + self.bias
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,13 @@ class Responses:
 
     y: Tensor
     addend: Tensor | None = None
+
+    def part(self, number: int, groups: int) -> Responses:
+        """Those of one group's filters."""
+        if groups == 1:
+            return self
+        addend = None if self.addend is None else self.addend.chunk(groups, 1)[number].contiguous()
+        return Responses(self.y.chunk(groups, 1)[number].contiguous(), addend)
 
 
 class _Reached(BaseException):
@@ -149,8 +167,7 @@ class _Run(TorchFunctionMode):
             patches = linear_patches(x, watch.chosen)
         else:
             patches = conv_patches(x, site.geometry, watch.chosen)
-        y = torch.addmm(probe.bias, patches.to(probe.weight.dtype), probe.weight.flatten(1).T)
-        watch.y.append(y)
+        watch.y.append(probe.respond(patches))
         if not site.adds:
             self._done(site)
 

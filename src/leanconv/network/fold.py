@@ -5,20 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from leanconv.network.plain import plain_form
+from leanconv.network.recognise import is_norm_with_activation
 from leanconv.network.sites import Site
 
 
 def folded(model: nn.Module, site: Site, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Filters (d x c x kernel) and bias (d) of a site, its batch norm included.
+    """Filters (d x c x kernel, c of one group) and bias (d) of a site, its batch norm included.
 
     In eval mode batch norm is y -> scale (y - mean) + shift with scale = gamma / sqrt(var + eps).
     """
-    layer = model.get_submodule(site.name)
-    weight, bias = layer.weight, layer.bias
-    assert isinstance(weight, Tensor)
-    w = weight.detach().to(torch.float64)
+    plain = plain_form(model.get_submodule(site.name), site.in_size)
+    assert plain is not None  # or the layer would not have become a site
+    w = plain.weight.to(torch.float64)
     d = site.geometry.out_channels
-    b = bias.detach().to(torch.float64) if isinstance(bias, Tensor) else w.new_zeros(d)
+    b = w.new_zeros(d) if plain.bias is None else plain.bias.to(torch.float64)
     if site.batch_norm is not None:
         norm = model.get_submodule(site.batch_norm)
         mean, var = norm.running_mean, norm.running_var
@@ -31,4 +32,9 @@ def folded(model: nn.Module, site: Site, dtype: torch.dtype) -> tuple[Tensor, Te
         b = (b - mean.to(torch.float64)) * scale
         if isinstance(norm.bias, Tensor):
             b = b + norm.bias.detach().to(torch.float64)
-    return w.reshape(d, site.geometry.in_channels, *site.geometry.kernel).to(dtype), b.to(dtype)
+    return w.reshape(d, -1, *site.geometry.kernel).to(dtype), b.to(dtype)
+
+
+def without_norm(norm: nn.Module) -> nn.Module:
+    """What stays in place of a batch norm that was folded: nothing, or the activation some bring along."""
+    return nn.Sequential(norm.drop, norm.act) if is_norm_with_activation(norm) else nn.Identity()  # type: ignore[arg-type]

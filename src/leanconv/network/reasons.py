@@ -7,15 +7,14 @@ ASKED = "named in skip"
 NOT_NAMED = "not named in ranks"
 NOT_CHEAPER = "its factors would not be cheaper than the layer"
 NOT_NEEDED = "kept whole by the rank selection"
-NOT_SPATIAL = "no k x k filter to split (the spatial scheme needs k > 1 both ways)"
+NOT_SPATIAL = "no k x k filter to split (the spatial scheme needs k > 1 both ways, one group)"
 UNUSED = "not used by the sample run"
 USED_AGAIN = "used more than once in one run"
 SHARED = "shares its weight with another layer"
 DEPTHWISE = "depthwise: one input channel a filter, nothing to reduce"
-GROUPED = "grouped convolution"
 TRANSPOSED = "transposed convolution"
-CUSTOM = "a subclass with its own forward"
-HOOKED = "carries hooks or a parametrization, so its weight is not a plain parameter"
+CUSTOM = "its class has a forward of its own that is not one convolution"
+HOOKED = "carries hooks, whose work would be lost"
 FUNCTION = "called as a function, not as a module"
 NOT_AT_PATH = "the network reaches it other than by calling the module at its path"
 
@@ -30,7 +29,6 @@ ALL = (
     USED_AGAIN,
     SHARED,
     DEPTHWISE,
-    GROUPED,
     TRANSPOSED,
     CUSTOM,
     HOOKED,

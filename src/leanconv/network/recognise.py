@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torchvision.ops import FrozenBatchNorm2d
 
 from leanconv.network.sites import ActivationSpec
@@ -58,13 +60,16 @@ def is_addition(function: Any, kwargs: dict[str, Any], operands: list[Tensor]) -
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody else's code runs in or around this module's forward, or computes its weight."""
+    """Whether somebody else's code runs in or around this module's forward.
+
+    torch's older weight_norm and spectral_norm are hooks that compute the weight: the layer stays what it is.
+    """
+    before = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, (WeightNorm, SpectralNorm))]
     return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
+        before
+        or module._forward_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or hasattr(module, "parametrizations")
         or "forward" in vars(module)
     )
 
@@ -72,6 +77,13 @@ def has_hooks(module: nn.Module) -> bool:
 def is_batch_norm(module: nn.Module) -> bool:
     """A batch norm that is a fixed affine map in eval mode."""
     return type(module) in BATCH_NORMS and module.running_mean is not None and not has_hooks(module)
+
+
+def is_norm_with_activation(module: nn.Module) -> bool:
+    """timm's batch norm with an activation behind it, two steps in one module. By name: timm need not be there."""
+    kind = type(module)
+    named = kind.__name__ == "BatchNormAct2d" and kind.__module__.startswith("timm.")
+    return named and module.running_mean is not None and not has_hooks(module)
 
 
 def activation_module(module: nn.Module) -> ActivationSpec | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from leanconv.errors import LeanconvError
@@ -19,6 +20,7 @@ from leanconv.network.recognise import (
     activation_module,
     is_addition,
     is_batch_norm,
+    is_norm_with_activation,
 )
 from leanconv.network.sites import ActivationSpec
 
@@ -70,8 +72,10 @@ class Event:
 class Recording(TorchFunctionMode):
     """The events of one run. Inside a recognised module the functions it calls are not recorded again."""
 
-    def __init__(self) -> None:
+    def __init__(self, norms: dict[int, str]) -> None:
+        """``norms``: paths of the batch norms that are seen as a function, by the id of their running mean."""
         super().__init__()
+        self._norms = norms
         self.events: list[Event] = []
         self._alive: list[Tensor] = []  # ids stay unique while their tensors live
         self._inside = 0
@@ -92,6 +96,8 @@ class Recording(TorchFunctionMode):
             event = Event("other", inputs, [])
             if spec := activation_call(func, args, kwargs):
                 event.kind, event.activation = "activation", spec
+            elif func is F.batch_norm and len(args) > 1 and id(args[1]) in self._norms:
+                event.kind, event.name, event.inputs = "batch_norm", self._norms[id(args[1])], inputs[:1]
             elif is_addition(func, kwargs, given):
                 event.kind = "add"
             elif func in CONVOLUTIONS and len(given) > 1:
@@ -143,7 +149,9 @@ def _check_input(name: str, layer: nn.Module, x: Tensor) -> None:
 @contextmanager
 def recording(model: nn.Module) -> Iterator[Recording]:
     """Record the run inside the block; hooks come off on any error."""
-    tape = Recording()
+    # A norm with an activation of its own is not one step: its parts are recorded instead.
+    norms = {id(m.running_mean): name for name, m in model.named_modules() if is_norm_with_activation(m)}
+    tape = Recording(norms)
     handles = []
     for name, module in model.named_modules():
         event_kind, spec = _kind(module)

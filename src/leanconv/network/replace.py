@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanconv.network.fold import without_norm
 from leanconv.network.geometry import Geometry, Scheme
+from leanconv.network.padding import pad_module
+from leanconv.network.recognise import LAYERS
 
 CONVOLUTIONS: dict[str, Callable[..., nn.Module]] = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
 
@@ -62,42 +65,54 @@ def factor_modules(change: Change) -> nn.Sequential:
     g = change.geometry
     if g.kind == "linear":
         (rank,) = change.ranks
-        return nn.Sequential(
-            OrderedDict(
-                reduce=nn.Linear(g.in_channels, rank, bias=False),
-                expand=nn.Linear(rank, g.out_channels),
-            )
+        return _sequence(
+            reduce=nn.Linear(g.in_channels, rank, bias=False),
+            expand=nn.Linear(rank, g.out_channels),
         )
     if change.scheme == "channel":
         (rank,) = change.ranks
-        conv = CONVOLUTIONS[g.kind]
-        return nn.Sequential(
-            OrderedDict(
-                reduce=conv(
-                    g.in_channels,
-                    rank,
-                    g.kernel,
-                    g.stride,
-                    g.padding,
-                    g.dilation,
-                    bias=False,
-                    padding_mode=g.padding_mode,
-                ),
-                expand=conv(rank, g.out_channels, 1),
-            )
+        wide = rank * g.groups
+        return _sequence(
+            pad=pad_module(g),
+            reduce=_convolution(g, wide, bias=False),
+            expand=CONVOLUTIONS[g.kind](wide, g.out_channels, 1, groups=g.groups),
         )
     spatial_rank = change.ranks[0]
     vertical = _one_way(g, 0, g.in_channels, spatial_rank, bias=False)
     if change.scheme == "spatial":
         horizontal = _one_way(g, 1, spatial_rank, g.out_channels, bias=True)
-        return nn.Sequential(OrderedDict(vertical=vertical, horizontal=horizontal))
+        return _sequence(pad=pad_module(g), vertical=vertical, horizontal=horizontal)
     channel_rank = change.ranks[1]
-    return nn.Sequential(
-        OrderedDict(
-            vertical=vertical,
-            horizontal=_one_way(g, 1, spatial_rank, channel_rank, bias=False),
-            expand=nn.Conv2d(channel_rank, g.out_channels, 1),
-        )
+    return _sequence(
+        pad=pad_module(g),
+        vertical=vertical,
+        horizontal=_one_way(g, 1, spatial_rank, channel_rank, bias=False),
+        expand=nn.Conv2d(channel_rank, g.out_channels, 1),
+    )
+
+
+def dense_modules(geometry: Geometry) -> nn.Sequential:
+    """A plain layer of this geometry, weights not yet set."""
+    if geometry.kind == "linear":
+        return _sequence(whole=nn.Linear(geometry.in_channels, geometry.out_channels))
+    return _sequence(pad=pad_module(geometry), whole=_convolution(geometry, geometry.out_channels, bias=True))
+
+
+def _sequence(**modules: nn.Module | None) -> nn.Sequential:
+    return nn.Sequential(OrderedDict((name, module) for name, module in modules.items() if module is not None))
+
+
+def _convolution(g: Geometry, filters: int, *, bias: bool) -> nn.Module:
+    return CONVOLUTIONS[g.kind](
+        g.in_channels,
+        filters,
+        g.kernel,
+        g.stride,
+        0 if g.pads_apart else g.padding,
+        g.dilation,
+        g.groups,
+        bias=bias,
+        padding_mode=g.padding_mode,
     )
 
 
@@ -116,7 +131,7 @@ def _one_way(g: Geometry, axis: int, in_channels: int, out_channels: int, *, bia
         out_channels,
         along(g.kernel, 1),
         along(g.stride, 1),
-        g.padding if isinstance(g.padding, str) else along(g.padding, 0),
+        0 if g.pads_apart else g.padding if isinstance(g.padding, str) else along(g.padding, 0),
         along(g.dilation, 1),
         bias=bias,
         padding_mode=g.padding_mode,
@@ -131,21 +146,25 @@ def replace(model: nn.Module, change: Change, factors: Factors | None = None) ->
         new = factor_modules(change)
     new.to(old.weight.dtype)
     if factors is not None:
-        with torch.no_grad():
-            for module, weight in zip(new, factors.weights, strict=True):
-                target = module.weight
-                assert isinstance(target, Tensor)
-                target.copy_(weight.reshape(target.shape))
-            last_bias = new[-1].bias
-            assert isinstance(last_bias, Tensor)
-            last_bias.copy_(factors.bias)
+        set_weights(new, factors)
     if _channels_last(old.weight):
         new.to(memory_format=torch.channels_last)
     new.requires_grad_(old.weight.requires_grad)
     new.train(old.training)
     put(model, change.name, new)
     if change.batch_norm is not None:
-        put(model, change.batch_norm, nn.Identity())
+        put(model, change.batch_norm, without_norm(model.get_submodule(change.batch_norm)))
+
+
+@torch.no_grad()
+def set_weights(modules: nn.Sequential, factors: Factors) -> None:
+    """``factors`` into the modules that have weights, in order."""
+    weighted = [module for module in modules if isinstance(module, LAYERS)]
+    for module, weight in zip(weighted, factors.weights, strict=True):
+        module.weight.copy_(weight.reshape(module.weight.shape))
+    last_bias = weighted[-1].bias
+    assert last_bias is not None
+    last_bias.copy_(factors.bias)
 
 
 def _channels_last(weight: Tensor) -> bool:

@@ -7,7 +7,6 @@ approximated yet, and compares the network's answers.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanconv.network.fold import folded
+from leanconv.network.fold import folded, without_norm
+from leanconv.network.plain import is_plain
 from leanconv.network.recording import map_tensors, tensors
-from leanconv.network.replace import put
+from leanconv.network.replace import Factors, dense_modules, put, set_weights
 from leanconv.network.sites import ActivationSpec, Site
 
 # Relative difference of outputs that rounding explains; a wrong replacement is off by far more.
@@ -100,7 +100,7 @@ def _trial(model: nn.Module, sites: list[Site], seen: set[str]) -> Iterator[None
             put(model, site.name, wrapper)
             if site.batch_norm is not None:
                 before[site.batch_norm] = model.get_submodule(site.batch_norm)
-                put(model, site.batch_norm, nn.Identity())
+                put(model, site.batch_norm, without_norm(before[site.batch_norm]))
         yield
     finally:
         for path, module in before.items():
@@ -108,13 +108,12 @@ def _trial(model: nn.Module, sites: list[Site], seen: set[str]) -> Iterator[None
 
 
 def _exact(model: nn.Module, site: Site, layer: nn.Module) -> nn.Module:
-    """The layer itself, or a copy with its batch norm folded in."""
-    if site.batch_norm is None:
+    """The layer itself, or where its weight is computed or a batch norm follows, a plain one that does the same."""
+    if site.batch_norm is None and is_plain(layer):
         return layer
     old = layer.weight
     assert isinstance(old, Tensor)
     weight, bias = folded(model, site, old.dtype)
-    merged = copy.deepcopy(layer)
-    merged.weight = nn.Parameter(weight.reshape(old.shape), requires_grad=False)
-    merged.bias = nn.Parameter(bias, requires_grad=False)
-    return merged
+    whole = dense_modules(site.geometry).to(old)
+    set_weights(whole, Factors((weight,), bias))
+    return whole

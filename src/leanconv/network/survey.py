@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
 from leanconv.network import reasons
-from leanconv.network.geometry import KINDS, Cost, Geometry, Size
+from leanconv.network.geometry import Cost, Geometry, Size
+from leanconv.network.plain import plain_form
 from leanconv.network.recognise import LAYERS, has_hooks
 from leanconv.network.recording import Event, Key, recording, tensors
 from leanconv.network.sites import ActivationSpec, Layer, Site, Survey
@@ -58,10 +59,11 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
             continue
         seen[event.name] = _describe(event, module, batch)
         reason = _refusal(module, event.name in hooked, calls[event.name], owners)
-        if reason:
-            skipped[event.name] = reason
+        plain = None if reason else plain_form(module, event.in_shape[2:])
+        if plain:
+            sites.append(_find_site(event, plain.geometry, consumers, calls, batch, len(sites)))
         else:
-            sites.append(_find_site(event, module, consumers, calls, batch, len(sites)))
+            skipped[event.name] = reason or reasons.CUSTOM
     for name in counted:
         if name not in seen:
             skipped[name] = reasons.UNUSED
@@ -86,9 +88,7 @@ def _weight_owners(model: nn.Module) -> Counter[int]:
 def _refusal(module: nn.Module, hooked: bool, calls: int, owners: Counter[int]) -> str | None:
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return reasons.TRANSPOSED
-    if hasattr(module, "parametrizations"):
-        return reasons.HOOKED  # torch gives such a layer a class of its own
-    if (type(module) not in KINDS and type(module) is not nn.Linear) or "forward" in vars(module):
+    if "forward" in vars(module):
         return reasons.CUSTOM
     if hooked:
         return reasons.HOOKED
@@ -96,8 +96,8 @@ def _refusal(module: nn.Module, hooked: bool, calls: int, owners: Counter[int]) 
         return reasons.USED_AGAIN
     if owners[id(module.weight)] > 1:
         return reasons.SHARED
-    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and module.groups > 1:
-        return reasons.DEPTHWISE if module.groups == module.in_channels else reasons.GROUPED
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and module.groups == module.in_channels > 1:
+        return reasons.DEPTHWISE
     return None
 
 
@@ -175,13 +175,12 @@ class _Found:
 
 def _find_site(
     event: Event,
-    module: nn.Module,
+    geometry: Geometry,
     consumers: dict[Key, list[Event]],
     calls: Counter[str],
     batch: int,
     index: int,
 ) -> _Found:
-    geometry = Geometry.of(module)
     in_size, out_size = _sizes(event, geometry, batch)
     # A network that cuts images into tiles runs the layer on more rows than there are images.
     repeats = 1 if geometry.kind == "linear" else max(1, event.out_shape[0] // batch)
