@@ -9,15 +9,25 @@ from leanconv._version import __version__
 from leanconv.errors import LeanconvError
 
 if TYPE_CHECKING:
-    from leanconv._accelerate import accelerate
+    from leanconv._accelerate import accelerate, reachable
     from leanconv.result import Accelerated, LayerReport
     from leanconv.storage import load, load_result
 
-__all__ = ["Accelerated", "LayerReport", "LeanconvError", "__version__", "accelerate", "load", "load_result"]
+__all__ = [
+    "Accelerated",
+    "LayerReport",
+    "LeanconvError",
+    "__version__",
+    "accelerate",
+    "load",
+    "load_result",
+    "reachable",
+]
 
 # torch takes seconds to import; `leanconv --help` must not wait for it.
 _WHERE = {
     "accelerate": "leanconv._accelerate",
+    "reachable": "leanconv._accelerate",
     "Accelerated": "leanconv.result",
     "LayerReport": "leanconv.result",
     "load": "leanconv.storage",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -72,10 +73,45 @@ def accelerate(
     )
     if workdir is not None:
         raise LeanconvError(f"workdir={workdir!r}: resumable runs are not available in this version; leave it out.")
+    with _job(model, images, options, device, progress) as job:
+        return job.run(device_of(model))
+
+
+def reachable(
+    model: nn.Module,
+    images: Iterable[Any],
+    scheme: Scheme = "3d",
+    skip: Iterable[str] | None = None,
+    device: torch.device | str | None = None,
+    *,
+    layers: Literal["conv", "all"] = "conv",
+) -> float:
+    """The largest ``speedup`` that ``accelerate`` can be asked for, with every rank at 1; one image is enough.
+
+    It says how much of the network can be made cheaper, not what is wise. Arguments as for ``accelerate``.
+    """
+    options = Options.check(
+        speedup=2.0,
+        scheme=scheme,
+        solver="linear",
+        asymmetric=False,
+        ranks="energy",
+        skip=skip,
+        layers=layers,
+        samples=1,
+        seed=0,
+    )
+    with _job(model, images, options, device, progress=False) as job:
+        return job.reachable()
+
+
+@contextmanager
+def _job(
+    model: nn.Module, images: Iterable[Any], options: Options, device: torch.device | str | None, progress: bool
+) -> Iterator[Job]:
+    """A job at the door: the model checked, random states put back at the end."""
     check_model(model)
-    home = device_of(model)
-    place = home if device is None else parse_device(device)
+    place = device_of(model) if device is None else parse_device(device)
     # A caller in inference mode still gets a network that can be trained.
     with untouched_rng(options.seed), torch.inference_mode(False):
-        job = Job.prepare(model, take(images), options, place, reporter(progress))
-        return job.run(home)
+        yield Job.prepare(model, take(images), options, place, reporter(progress))

@@ -23,7 +23,7 @@ from leanconv.network.source import identify
 from leanconv.network.survey import survey
 from leanconv.options import Options
 from leanconv.progress import Progress
-from leanconv.ranks import Candidate, Choice, Plan, by_hand, select
+from leanconv.ranks import Candidate, Choice, Plan, by_hand, reachable, select
 from leanconv.ranks.candidates import Energies
 from leanconv.result import Accelerated, LayerReport
 from leanconv.solve import SpatialBasis, SpatialFactors, spatial_basis, spectrum
@@ -84,6 +84,16 @@ class Job:
             buffers=buffers,
         )
 
+    @property
+    def fixed_macs(self) -> int:
+        """MACs of the layers that are counted but are no sites."""
+        return self.survey.macs - sum(site.cost.dense for site in self.sites.values())
+
+    def reachable(self) -> float:
+        """The largest speed-up there is."""
+        candidates = [Candidate(name=s.name, geometry=s.geometry, cost=s.cost) for s in self.sites.values()]
+        return reachable(candidates, fixed=self.fixed_macs, scheme=self.options.scheme)
+
     def run(self, home: torch.device) -> Accelerated:
         plan: Plan | None = None
         if isinstance(self.options.ranks, Mapping):
@@ -99,7 +109,7 @@ class Job:
             assert not isinstance(self.options.ranks, Mapping)
             plan = select(
                 list(candidates.values()),
-                fixed=self.survey.macs - sum(site.cost.dense for site in self.sites.values()),
+                fixed=self.fixed_macs,
                 speedup=self.options.speedup,
                 scheme=self.options.scheme,
                 method=self.options.ranks,

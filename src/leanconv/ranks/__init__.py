@@ -2,6 +2,6 @@
 
 from leanconv.ranks.by_hand import by_hand
 from leanconv.ranks.candidates import Candidate, Choice, Plan
-from leanconv.ranks.select import select
+from leanconv.ranks.select import reachable, select
 
-__all__ = ["Candidate", "Choice", "Plan", "by_hand", "select"]
+__all__ = ["Candidate", "Choice", "Plan", "by_hand", "reachable", "select"]

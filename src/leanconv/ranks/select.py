@@ -34,16 +34,16 @@ def select(candidates: list[Candidate], *, fixed: int, speedup: float, scheme: S
     number that can be reached, where the target cannot.
     """
     before = fixed + sum(candidate.cost.dense for candidate in candidates)
-    least = fixed + sum(_cheapest(candidate, scheme) for candidate in candidates)
-    if least >= 0.995 * before:
+    most = reachable(candidates, fixed=fixed, scheme=scheme)
+    if most <= 1.005:
         raise LeanconvError(
             f"speedup={speedup:g} cannot be reached: the {scheme} scheme can make no layer of this network cheaper; "
             "use another scheme or skip fewer layers."
         )
-    if before / least < speedup:
+    if most < speedup:
         raise LeanconvError(
             f"speedup={speedup:g} cannot be reached: with {scheme} and every rank at 1 this network gets "
-            f"{math.floor(100 * before / least + 1e-9) / 100:.2f}x; ask for at most that"
+            f"{math.floor(100 * most + 1e-9) / 100:.2f}x; ask for at most that"
             + (", or skip fewer layers." if fixed else ".")
         )
     # The epsilon: 680 / 1.36 must be 500, not 499.
@@ -66,6 +66,12 @@ def select(candidates: list[Candidate], *, fixed: int, speedup: float, scheme: S
         if _within(candidates, exact, fixed, before, speedup):
             return exact
     raise LeanconvError(_too_coarse(options, fixed, before, budget, speedup))
+
+
+def reachable(candidates: list[Candidate], *, fixed: int, scheme: Scheme) -> float:
+    """The largest speed-up there is: every layer at its cheapest, whatever that does to the answers."""
+    before = fixed + sum(candidate.cost.dense for candidate in candidates)
+    return before / (fixed + sum(_cheapest(candidate, scheme) for candidate in candidates))
 
 
 def _pointwise_share(candidates: list[Candidate]) -> float:

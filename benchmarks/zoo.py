@@ -1,0 +1,266 @@
+"""Every network we can lay hands on: does it run, is it exact, is it saved, does it export?
+
+    python -m benchmarks.zoo [--only PATTERN] [--jobs 2]
+
+All classification networks of torchvision and one of every timm family, with random weights, small images and few of
+them. Each is accelerated at 1.5x (or nearly the most it allows) and checked: the answer has the original's shape, the
+achieved ratio is in its window, at full rank the answer is the original's to 1e-4, the saved and loaded copy answers
+bit for bit the same, torch.export takes it. Networks whose MACs are mostly in Linear layers count those too.
+
+Writes benchmarks/results/zoo.json and .md. Rows are kept as they come in benchmarks/.zoo.jsonl, so a run that was
+stopped goes on where it was; --fresh starts anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import math
+import multiprocessing
+import os
+import platform
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import leanconv
+from benchmarks.zoo_models import Entry, entries
+from leanconv.calibrate.batches import take
+from leanconv.job import Job
+from leanconv.options import Options
+from leanconv.progress import reporter
+
+TARGET = 1.5
+IMAGES = 4
+SAMPLES = 256  # responses a layer; these are checks of the machinery, not of accuracy
+EXACT = 1e-4
+
+
+@dataclass
+class Row:
+    """What one network did. ``error`` is empty when every check held."""
+
+    key: str
+    family: str
+    layers: str = ""
+    sites: int = 0
+    reachable: float = 1.0
+    target: float | None = None
+    speedup: float | None = None
+    full_rank_error: float | None = None
+    saved_equal: bool | None = None
+    exports: bool | None = None
+    skipped: dict[str, int] = field(default_factory=dict)  # reason -> layers
+    seconds: float = 0.0
+    error: str = ""
+
+
+def settle(model: nn.Module, images: Tensor) -> nn.Module:
+    """Random weights that behave like trained ones.
+
+    Builders start with zero biases, residual branches scaled to nothing and batch norms that have seen no image;
+    then answers hardly depend on the input, and folding a norm or a bias wrong would not show.
+    """
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm)
+    for module in model.modules():
+        if isinstance(module, norms) and isinstance(module.weight, nn.Parameter):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            module.momentum = 1.0
+    for parameter in model.parameters():
+        if float(parameter.detach().abs().max()) < 1e-3:
+            nn.init.normal_(parameter, 0.0, 0.02)
+    with torch.no_grad():
+        model.train()(images)
+    return model.eval()
+
+
+def output(model: nn.Module, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        answer = model(images)
+    assert isinstance(answer, Tensor)
+    return answer
+
+
+def prepared(model: nn.Module, images: Tensor, layers: Literal["conv", "all"], skip: list[str] | None) -> Job:
+    options = Options.check(
+        speedup=TARGET,
+        scheme="3d",
+        solver="linear",
+        asymmetric=False,
+        ranks="energy",
+        skip=skip,
+        layers=layers,
+        samples=1,
+        seed=0,
+    )
+    return Job.prepare(model, take([images]), options, torch.device("cpu"), reporter(False))
+
+
+def full_ranks(job: Job) -> dict[str, Any]:
+    """Nothing left out: d' and d'' at their limits."""
+    ranks: dict[str, Any] = {}
+    for name, site in job.sites.items():
+        g = site.geometry
+        ranks[name] = (g.spatial_limit, g.channel_limit) if g.splits_spatially else g.channel_limit
+    return ranks
+
+
+def check(entry: Entry) -> Row:
+    """All checks of one network; a failure is put into the row, never raised."""
+    row = Row(entry.key, entry.family)
+    started = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _check(entry, row)
+    except Exception as error:
+        row.error = f"{type(error).__name__}: {error}"[:300] + f" ({_where(error)})"
+    row.seconds = time.perf_counter() - started
+    return row
+
+
+def _where(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(last.filename).name}:{last.lineno}"
+
+
+def _check(entry: Entry, row: Row) -> None:
+    torch.manual_seed(0)
+    images, fresh = (torch.randn(IMAGES, 3, entry.size, entry.size) for _ in range(2))
+    model = settle(entry.build(), images)
+    wanted = output(model, fresh)
+    # Where Linear layers do most of the work they count, or there would be little to accelerate.
+    everything = prepared(model, images, "all", None)
+    linear = sum(layer.macs for layer in everything.survey.layers if layer.type == "Linear")
+    layers: Literal["conv", "all"] = "all" if linear > everything.survey.macs / 2 else "conv"
+    job = everything if layers == "all" else prepared(model, images, layers, None)
+    row.layers, row.sites, row.reachable = layers, len(job.sites), job.reachable()
+
+    common: dict[str, Any] = {"layers": layers, "samples": SAMPLES, "progress": False}
+    row.target = TARGET if row.reachable >= TARGET else math.floor(99 * row.reachable) / 100
+    result = leanconv.accelerate(model, images, row.target, **common)
+    row.speedup = result.speedup
+    row.skipped = dict(Counter(result.skipped.values()))
+    answer = output(result.model, fresh)
+    assert answer.shape == wanted.shape, f"output {tuple(answer.shape)}, was {tuple(wanted.shape)}"
+    assert bool(torch.isfinite(answer).all()), "the answer is not finite"
+    assert row.target <= row.speedup < 1.02 * row.target, f"achieved {row.speedup}, asked for {row.target}"
+    assert torch.equal(wanted, output(model, fresh)), "the model was modified"
+
+    with tempfile.TemporaryDirectory() as folder:
+        result.save(Path(folder) / "saved")
+        again = leanconv.load(Path(folder) / "saved", model=entry.build())
+    row.saved_equal = torch.equal(output(again, fresh), answer)
+    assert row.saved_equal, "the loaded copy answers otherwise"
+    del again
+
+    exported = torch.export.export(result.model, (fresh,)).module()
+    difference = float((exported(fresh) - answer).norm() / answer.norm())
+    row.exports = difference <= EXACT
+    assert row.exports, f"the exported network is {difference:.1e} off"
+    del exported, result
+
+    ranks = full_ranks(prepared(model, images, layers, []))
+    whole = leanconv.accelerate(model, images, ranks=ranks, solver="linear", asymmetric=False, skip=[], **common)
+    assert len(whole.layers) == len(ranks)
+    row.full_rank_error = float((output(whole.model, fresh) - wanted).norm() / wanted.norm())
+    assert row.full_rank_error <= EXACT, f"full rank is {row.full_rank_error:.1e} off"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="*", help="shell pattern of names, for example 'resnet*'")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--fresh", action="store_true", help="forget the rows of a run that was stopped")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    kept = Path(__file__).with_name(".zoo.jsonl")
+    if options.fresh:
+        kept.unlink(missing_ok=True)
+    rows = {row.key: row for row in map(_row, kept.read_text().splitlines())} if kept.exists() else {}
+    wanted = [entry for entry in entries() if fnmatch.fnmatch(entry.key, options.only)]
+    waiting = [entry for entry in wanted if entry.key not in rows]
+    # A process a network: what one leaves behind cannot fail the next, and its memory is given back.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.jobs, initializer=torch.set_num_threads, initargs=(1,), maxtasksperchild=1) as pool:
+        for number, row in enumerate(pool.imap_unordered(check, waiting), 1):
+            rows[row.key] = row
+            with kept.open("a") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
+            state = row.error or f"{row.speedup:.2f}x of {row.reachable:.2f}x, exact to {row.full_rank_error:.0e}"
+            print(f"{number}/{len(waiting)} {row.key}: {state} ({row.seconds:.0f} s)", flush=True)
+    found = [rows[entry.key] for entry in wanted]
+    if options.only == "*":
+        write(found, options.out)
+        kept.unlink()
+    print(summary(found))
+
+
+def _row(line: str) -> Row:
+    return Row(**json.loads(line))
+
+
+def summary(rows: list[Row]) -> str:
+    failed = [row.key for row in rows if row.error]
+    worst = max((row.full_rank_error for row in rows if row.full_rank_error is not None), default=math.nan)
+    return (
+        f"{len(rows) - len(failed)} of {len(rows)} networks pass every check; the largest error at full rank is "
+        f"{worst:.1e}." + (f" Failed: {', '.join(failed)}." if failed else "")
+    )
+
+
+def write(rows: list[Row], folder: Path) -> None:
+    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__, "timm": timm.__version__}
+    seconds = sum(row.seconds for row in rows)
+    data = {
+        "script": "benchmarks/zoo.py",
+        "machine": f"{platform.machine()} CPU, one thread a network",
+        "leanconv": leanconv.__version__,
+        **versions,
+        "process_seconds": seconds,
+        "rows": [asdict(row) for row in rows],
+    }
+    lines = [
+        f"`benchmarks/zoo.py` on {data['machine']}, "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+        + f"; {seconds / 60:.0f} process minutes. Random weights. {summary(rows)}",
+        "",
+        "*Layers*: conv counts convolutions, all counts Linear layers too. *Reachable*: every rank at 1. *Exact*: "
+        "relative error of the answer at full rank. *Left alone* at that speed-up: layers and the reason.",
+        "",
+        "| network | layers | sites | reachable | achieved | exact | saved = loaded | exports | left alone |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        left = "; ".join(
+            f"{count} {reason.partition(':')[0].partition(' (')[0]}" for reason, count in row.skipped.items()
+        )
+        achieved = "-" if row.speedup is None else f"{row.speedup:.3f}x"
+        exact = "-" if row.full_rank_error is None else f"{row.full_rank_error:.0e}"
+        lines.append(
+            f"| {row.key} | {row.layers} | {row.sites} | {row.reachable:.2f}x | {achieved} | {exact} | "
+            f"{_yes(row.saved_equal)} | {_yes(row.exports)} | {row.error or left} |"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "zoo.json").write_text(json.dumps(data, indent=1) + "\n")
+    (folder / "zoo.md").write_text("\n".join(lines) + "\n")
+
+
+def _yes(value: bool | None) -> str:
+    return {True: "yes", False: "no", None: "-"}[value]
+
+
+if __name__ == "__main__":
+    main()
