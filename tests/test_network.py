@@ -13,6 +13,7 @@ from leanconv.network.fold import folded
 from leanconv.network.geometry import Geometry
 from leanconv.network.replaceable import replaceable
 from leanconv.network.survey import survey
+from leanconv.network.trial import Trial
 from tests.conftest import plain_network, settle_batch_norms
 
 SAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -164,7 +165,7 @@ def test_every_reason() -> None:
     assert macs["up"] == 16 * 16 * 8 * 8 * 4
     assert macs["conv2d"] == 30 * 30 * 8 * 8 * 9
     # 'held' also lies in a plain list, which replacing the attribute does not reach.
-    assert [site.name for site in replaceable(model, list(found.sites), SAMPLE)] == ["plain", "grouped", "line"]
+    assert [site.name for site in replaceable(Trial(model, SAMPLE), list(found.sites))] == ["plain", "grouped", "line"]
 
 
 def test_a_layer_whose_attributes_are_read_cannot_be_replaced() -> None:
@@ -179,7 +180,7 @@ def test_a_layer_whose_attributes_are_read_cannot_be_replaced() -> None:
     model = Reads().eval()
     before = dict(model.named_modules())
     sites = list(survey(model, SAMPLE).sites)
-    assert [site.name for site in replaceable(model, sites, SAMPLE)] == ["a"]
+    assert [site.name for site in replaceable(Trial(model, SAMPLE), sites)] == ["a"]
     assert dict(model.named_modules()) == before
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leanconv.solve import activation, nonlinear, pca, reduced_rank
+from leanconv.solve import activation, nonlinear, pca, range_basis, reduced_rank, spectrum
 from leanconv.solve.activations import NAMES
 from leanconv.solve.reduced_rank import leading_subspace
 
@@ -157,3 +157,30 @@ def test_same_input_same_bits() -> None:
     assert torch.equal(a.map.p, b.map.p)
     assert torch.equal(a.map.q, b.map.q)
     assert torch.equal(a.map.b, b.map.b)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 7, 9])
+def test_in_the_filters_range_the_answer_is_the_same(rank: int) -> None:
+    """24 filters on 9 inputs: responses lie in 9 dimensions. Solving there is solving the whole."""
+    generator = torch.Generator().manual_seed(0)
+    filters = torch.randn(24, 9, generator=generator, dtype=torch.float64)
+    exact = torch.randn(3000, 9, generator=generator, dtype=torch.float64) * torch.logspace(0, -1.5, 9)
+    seen = exact + 0.1 * torch.randn(3000, 9, generator=generator, dtype=torch.float64)
+    bias = torch.randn(24, generator=generator, dtype=torch.float64)
+    target, y = exact @ filters.T + bias, seen @ filters.T + bias
+    addend = torch.randn(3000, 24, generator=generator, dtype=torch.float64)
+    basis, prior, relu = range_basis(filters), filters @ filters.T, activation("relu")
+    assert basis is not None
+    assert range_basis(filters.T) is None
+    assert torch.allclose(basis @ (basis.T @ filters), filters)
+    assert torch.allclose(spectrum(y, basis=basis), spectrum(y)[:9])
+    pairs = [
+        (pca(y, rank, prior=prior), pca(y, rank, prior=prior, basis=basis)),
+        (reduced_rank(target, y, rank, prior=prior), reduced_rank(target, y, rank, prior=prior, basis=basis)),
+        (
+            nonlinear(target, y, rank, relu, addend=addend, prior=prior, tolerance=None).map,
+            nonlinear(target, y, rank, relu, addend=addend, prior=prior, basis=basis, tolerance=None).map,
+        ),
+    ]
+    for whole, narrow in pairs:
+        assert torch.allclose(narrow(y), whole(y), rtol=1e-4, atol=1e-4 * float(y.abs().max()))

@@ -20,7 +20,9 @@ from leanconv.solve import (
     activation,
     nonlinear,
     pca,
+    range_basis,
     reduced_rank,
+    spectrum,
 )
 
 
@@ -57,7 +59,7 @@ def fit_site(
         rows = probe.weight.chunk(groups)[number].flatten(1).to(torch.float64)
         through = solver == "nonlinear" and site.activation.name != "identity"
         r = site_activation(site, wanted.y, number, groups) if through else None
-        low_rank = _solve(wanted, seen, choice.ranks[-1], r, rows @ rows.T)
+        low_rank = _solve(wanted, seen, choice.ranks[-1], r, rows @ rows.T, range_basis(rows))
         q_filters.append(_project(low_rank.q, filters.chunk(groups)[number]))
         p.append(low_rank.p)
         bias.append(low_rank.b + low_rank.p @ (low_rank.q.T @ probe.bias.chunk(groups)[number]))
@@ -69,21 +71,32 @@ def fit_site(
     return Fit(Factors(tuple(weights), torch.cat(bias)), error)
 
 
+def channel_spectrum(probe: Probe, responses: Responses) -> Tensor:
+    """Eigenvalues of the responses (float64, falling), as many as there can be ranks. The groups of a grouped
+    convolution have one rank, so their r-th values go together."""
+    groups = probe.site.geometry.groups
+    parts = zip(responses.y.chunk(groups, 1), probe.weight.chunk(groups), strict=True)
+    values = torch.stack([spectrum(y, basis=range_basis(filters.flatten(1))) for y, filters in parts])
+    return values.sum(0)[: probe.site.geometry.channel_limit]
+
+
 def split_factors(probe: Probe, split: SpatialFactors | None) -> Factors:
     """The weight-only spatial split: nothing to fit."""
     assert split is not None
     return Factors((split.vertical, split.horizontal), probe.bias)
 
 
-def _solve(target: Responses, given: Responses, rank: int, r: Activation | None, prior: Tensor) -> LowRank:
+def _solve(
+    target: Responses, given: Responses, rank: int, r: Activation | None, prior: Tensor, basis: Tensor | None
+) -> LowRank:
     """Through ``r``, or linearly. Responses with the shortcut added are fitted: r(s + y) by r(s^ + M y^ + b), s and s^
     zero without one."""
     if r is not None:
-        return nonlinear(_whole(target), given.y, rank, r, addend=given.addend, prior=prior).map
+        return nonlinear(_whole(target), given.y, rank, r, addend=given.addend, prior=prior, basis=basis).map
     if given is target:
-        return pca(given.y, rank, prior=prior)
+        return pca(given.y, rank, prior=prior, basis=basis)
     wanted = target.y if given.addend is None else _whole(target) - given.addend
-    return reduced_rank(wanted, given.y, rank, prior=prior)
+    return reduced_rank(wanted, given.y, rank, prior=prior, basis=basis)
 
 
 def _whole(responses: Responses) -> Tensor:

@@ -11,22 +11,25 @@ from torch import Tensor, nn
 from leanconv.calibrate.batches import Batches, to_device
 from leanconv.calibrate.responses import Probe, Responses, collect
 from leanconv.entrance import copied
-from leanconv.errors import LeanconvError, listing, unknown_name
-from leanconv.fit import fit_site, measure, split_factors
+from leanconv.errors import LeanconvError, listing
+from leanconv.fit import channel_spectrum, fit_site, measure, split_factors
 from leanconv.network import reasons
 from leanconv.network.failure import model_failed
 from leanconv.network.fold import folded
+from leanconv.network.links import Link, find_links, join
 from leanconv.network.replace import Change, replace
 from leanconv.network.replaceable import replaceable
 from leanconv.network.sites import Site, Survey
+from leanconv.network.skip import apply_skip, in_order
 from leanconv.network.source import identify
 from leanconv.network.survey import survey
+from leanconv.network.trial import Trial
 from leanconv.options import Options
 from leanconv.progress import Progress
-from leanconv.ranks import Candidate, Choice, Plan, by_hand, reachable, select
+from leanconv.ranks import Candidate, Choice, Pairs, Plan, active, by_hand, macs_after, reachable, select_merged
 from leanconv.ranks.candidates import Energies
 from leanconv.result import Accelerated, LayerReport
-from leanconv.solve import SpatialBasis, SpatialFactors, spatial_basis, spectrum
+from leanconv.solve import SpatialBasis, SpatialFactors, spatial_basis
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Job:
     survey: Survey
     sites: dict[str, Site]
     skipped: dict[str, str]
+    links: list[Link]
     options: Options
     device: torch.device
     dtype: torch.dtype
@@ -61,9 +65,11 @@ class Job:
         if not found.layers:
             raise LeanconvError("the model ran no convolution on these images; there is nothing to accelerate.")
         skipped = dict(found.skipped)
-        sites = {site.name: site for site in replaceable(original, list(found.sites), sample)}
+        trial = Trial(original, sample)
+        sites = {site.name: site for site in replaceable(trial, list(found.sites))}
         skipped |= {site.name: reasons.NOT_AT_PATH for site in found.sites if site.name not in sites}
-        _apply_skip(options, found, sites, skipped)
+        named = options.ranks if isinstance(options.ranks, Mapping) else ()
+        apply_skip(options.skip, found, sites, skipped, named=named)
         if not sites:
             raise LeanconvError(
                 f"no layer is left to accelerate ({listing([f'{n}: {why}' for n, why in skipped.items()], 3)}); give a "
@@ -77,6 +83,7 @@ class Job:
             survey=found,
             sites=sites,
             skipped=skipped,
+            links=find_links(trial, list(sites.values())) if options.scheme != "spatial" else [],
             options=options,
             device=device,
             dtype=torch.float64 if double else torch.float32,
@@ -96,25 +103,29 @@ class Job:
 
     def run(self, home: torch.device) -> Accelerated:
         plan: Plan | None = None
+        pairs: Pairs = [(link.giver.name, link.taker.name) for link in self.links]
         if isinstance(self.options.ranks, Mapping):
             geometries = {name: site.geometry for name, site in self.sites.items()}
             plan = by_hand(self.options.ranks, geometries, self.skipped, self.options.scheme)
             for name in [name for name in self.sites if name not in plan]:
                 del self.sites[name]
                 self.skipped[name] = reasons.NOT_NAMED
+            pairs = active(plan, [pair for pair in pairs if pair[1] in plan])
         dense = {name: Probe(site, *folded(self.original, site, self.dtype)) for name, site in self.sites.items()}
         targets = self._responses(self.original, list(dense.values()), "original network")
         candidates, bases = self._candidates(dense, targets)
         if plan is None:
             assert not isinstance(self.options.ranks, Mapping)
-            plan = select(
+            plan, pairs = select_merged(
                 list(candidates.values()),
+                pairs,
                 fixed=self.fixed_macs,
                 speedup=self.options.speedup,
                 scheme=self.options.scheme,
                 method=self.options.ranks,
             )
-        self._drop_dense(plan, targets)
+        macs = macs_after(candidates, plan, pairs)
+        takers = self._drop_dense(plan, pairs, targets)
         splits = {
             name: bases[name].split(choice.ranks[0]) for name, choice in plan.items() if choice.scheme != "channel"
         }
@@ -125,32 +136,37 @@ class Job:
         }
         solve = self._split if self.options.scheme == "spatial" else self._solve
         errors = solve(plan, targets, probes, splits)
+        errors |= self._measure([dense[name] for name in takers], targets)
+        changes = {name: self._change(site, plan[name]) for name, site in self.sites.items()}
+        changes |= {name: _taking(site) for name, site in takers.items()}
+        for giver, taker in sorted(pairs, key=lambda pair: self.sites[pair[0]].index):
+            changes[giver], changes[taker] = join(self.accelerated, changes[giver], changes[taker])
+        given = {taker: plan[giver].ranks[-1:] for giver, taker in pairs}
         reports = [
             LayerReport(
                 name=name,
-                scheme=plan[name].scheme,
-                ranks=plan[name].ranks,
+                scheme=changes[name].scheme,
+                ranks=plan[name].ranks if name in plan else given[name],
                 macs_before=site.cost.dense,
-                macs_after=candidates[name].macs(plan[name]),
-                energy=candidates[name].energy(plan[name]),
+                macs_after=macs[name],
+                energy=candidates[name].energy(plan[name]) if name in plan else 1.0,
                 error=errors[name],
             )
-            for name, site in sorted(self.sites.items(), key=lambda item: item[1].index)
+            for name, site in sorted((self.sites | takers).items(), key=lambda item: item[1].index)
         ]
-        changes = [self._change(site, plan[name]) for name, site in self.sites.items()]
         before = self.survey.macs
         _restore(self.accelerated, self.buffers)
         saved = sum(report.macs_before - report.macs_after for report in reports)
         return Accelerated(
             model=self.accelerated.to(home),
             layers=reports,
-            skipped=_in_order(self.skipped, self.survey),
+            skipped=in_order(self.skipped, self.survey),
             macs_before=before,
             macs_after=before - saved,
             parameters_before=_parameters(self.original),
             parameters_after=_parameters(self.accelerated),
             images=self.batches.images,
-            changes=changes,
+            changes=list(changes.values()),
             options=self.options,
             source=identify(self.original),
         )
@@ -182,17 +198,20 @@ class Job:
                 bases[name] = spatial_basis(dense[name].weight)
                 spatial = Energies(bases[name].values.tolist())
             if self.options.scheme != "spatial":
-                groups = site.geometry.groups  # one rank for all: the r-th values of the groups go together
-                values = torch.stack([spectrum(part) for part in targets[name].y.chunk(groups, 1)]).sum(0)
-                channel = Energies(values[: site.geometry.channel_limit].tolist())
+                channel = Energies(channel_spectrum(dense[name], targets[name]).tolist())
             candidates[name] = Candidate(
                 name=name, geometry=site.geometry, cost=site.cost, channel=channel, spatial=spatial
             )
         return candidates, bases
 
-    def _drop_dense(self, plan: Plan, targets: dict[str, Responses]) -> None:
+    def _drop_dense(self, plan: Plan, pairs: Pairs, targets: dict[str, Responses]) -> dict[str, Site]:
+        """Forget the sites that stay dense, except those that will take in a factor; these are returned."""
+        takers: dict[str, Site] = {}
         for name in [name for name in self.sites if name not in plan]:
             site = self.sites.pop(name)
+            if any(name == taker for _, taker in pairs):
+                takers[name] = site
+                continue
             del targets[name]
             if self.options.scheme == "spatial" and not site.geometry.splits_spatially:
                 self.skipped[name] = reasons.NOT_SPATIAL
@@ -200,6 +219,16 @@ class Job:
                 self.skipped[name] = reasons.NOT_CHEAPER
             else:
                 self.skipped[name] = reasons.NOT_NEEDED
+        return takers
+
+    def _measure(self, probes: list[Probe], targets: dict[str, Responses]) -> dict[str, float]:
+        """Errors of ``probes`` in the accelerated network as it stands."""
+        if not probes:
+            return {}
+        seen = self._responses(self.accelerated, probes, "measuring")
+        return {
+            probe.site.name: measure(probe.site, targets[probe.site.name], seen[probe.site.name]) for probe in probes
+        }
 
     def _split(
         self,
@@ -211,8 +240,7 @@ class Job:
         """The spatial scheme: nothing to fit. Errors are measured in the network as it ends up."""
         for name, site in self.sites.items():
             replace(self.accelerated, self._change(site, plan[name]), split_factors(probes[name], splits[name]))
-        seen = self._responses(self.accelerated, list(probes.values()), "measuring")
-        return {name: measure(site, targets[name], seen[name]) for name, site in self.sites.items()}
+        return self._measure(list(probes.values()), targets)
 
     def _solve(
         self,
@@ -270,25 +298,9 @@ class Job:
         )
 
 
-def _apply_skip(options: Options, found: Survey, sites: dict[str, Site], skipped: dict[str, str]) -> None:
-    known = [layer.name for layer in found.layers]
-    if options.skip is None:
-        by_hand_names = options.ranks if isinstance(options.ranks, Mapping) else ()
-        first = next((layer.name for layer in found.layers if layer.type != "Linear"), None)
-        if first in sites and first not in by_hand_names:
-            del sites[first]
-            skipped[first] = reasons.FIRST
-        return
-    for name in options.skip:
-        if name not in known and name not in skipped:
-            raise unknown_name(name, known, what="layer", where="skip")
-        if sites.pop(name, None) is not None:
-            skipped[name] = reasons.ASKED
-
-
-def _in_order(skipped: dict[str, str], found: Survey) -> dict[str, str]:
-    order = {layer.name: number for number, layer in enumerate(found.layers)}
-    return dict(sorted(skipped.items(), key=lambda item: order.get(item[0], len(order))))
+def _taking(site: Site) -> Change:
+    """A layer that stays whole but for the inputs it will take over; its batch norm stays where it is."""
+    return Change(name=site.name, scheme="merged", ranks=(), geometry=site.geometry)
 
 
 def _restore(model: nn.Module, buffers: dict[str, Tensor]) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from leanconv.network.geometry import Scheme
-from leanconv.network.replace import Change
+from leanconv.network.replace import Change, Form
 from leanconv.network.source import Source
 from leanconv.options import Options
 from leanconv.table import table
@@ -19,13 +18,14 @@ from leanconv.table import table
 class LayerReport:
     """One accelerated layer.
 
-    ``ranks`` is (d',) for channel, (d'',) for spatial, (d'', d') for 3d. MACs are of one image. ``energy`` is the
+    ``ranks`` is (d',) for channel, (d'',) for spatial, (d'', d') for 3d; "merged" is a layer that only took in the
+    1 x 1 factor of the one before it, with that one's d'. MACs are of one image. ``energy`` is the
     share of response variance kept (of filter energy for the spatial scheme); ``error`` is
     ||r(y) - r(y~)|| / ||r(y)|| at the sampled positions, with the inputs the layer was fitted to.
     """
 
     name: str
-    scheme: Scheme
+    scheme: Form
     ranks: tuple[int, ...]
     macs_before: int
     macs_after: int

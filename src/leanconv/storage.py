@@ -7,7 +7,6 @@ checksum of the weights and of itself, so a damaged or edited folder is refused 
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
 import hashlib
 import json
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from leanconv._version import __version__
+from leanconv.entrance import copied
 from leanconv.errors import LeanconvError, listing
 from leanconv.network.replace import Change, replace
 from leanconv.network.source import Source, build
@@ -167,7 +167,7 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
         ) from None
     # Building draws random numbers for weights that are about to be overwritten; the user's stay untouched.
     with torch.random.fork_rng(devices=[]):
-        network = build(source) if model is None else copy.deepcopy(model).cpu()
+        network = build(source) if model is None else copied(model).cpu()
         _apply(changes, network, folder, source)
     _fill(network, weights, folder, source)
     return Accelerated(

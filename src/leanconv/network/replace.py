@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace as with_changes
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +20,27 @@ from leanconv.network.geometry import Geometry, Scheme
 from leanconv.network.padding import pad_module
 from leanconv.network.recognise import LAYERS
 
+Form = Scheme | Literal["merged"]
+
 CONVOLUTIONS: dict[str, Callable[..., nn.Module]] = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """``ranks`` is (d',) for channel, (d'',) for spatial, (d'', d') for 3d."""
+    """``ranks`` is (d',) for channel, (d'',) for spatial, (d'', d') for 3d.
+
+    Where a layer has handed its 1 x 1 factor on to the next (see ``links``), it is ``open``: it ends without that
+    factor. The layer that took it has ``inputs`` channels coming in; if it is not factorised itself its scheme is
+    "merged" and its ranks () .
+    """
 
     name: str
-    scheme: Scheme
+    scheme: Form
     ranks: tuple[int, ...]
     geometry: Geometry
     batch_norm: str | None = None
+    open: bool = False
+    inputs: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -39,6 +49,8 @@ class Change:
             "ranks": list(self.ranks),
             "geometry": self.geometry.to_json(),
             "batch_norm": self.batch_norm,
+            "open": self.open,
+            "inputs": self.inputs,
         }
 
     @classmethod
@@ -49,6 +61,8 @@ class Change:
             ranks=tuple(data["ranks"]),
             geometry=Geometry.from_json(data["geometry"]),
             batch_norm=data["batch_norm"],
+            open=data["open"],
+            inputs=data["inputs"],
         )
 
 
@@ -62,7 +76,16 @@ class Factors:
 
 def factor_modules(change: Change) -> nn.Sequential:
     """The modules of a change, weights not yet set."""
+    modules = _factor_modules(change)
+    return modules[:-1] if change.open else modules
+
+
+def _factor_modules(change: Change) -> nn.Sequential:
     g = change.geometry
+    if change.inputs is not None:
+        g = with_changes(g, in_channels=change.inputs)
+    if change.scheme == "merged":
+        return dense_modules(g)
     if g.kind == "linear":
         (rank,) = change.ranks
         return _sequence(
@@ -140,7 +163,13 @@ def _one_way(g: Geometry, axis: int, in_channels: int, out_channels: int, *, bia
 
 def replace(model: nn.Module, change: Change, factors: Factors | None = None) -> None:
     """Put the factors in place of the layer, and nothing in place of the batch norm folded into them."""
-    old = model.get_submodule(change.name)
+    put(model, change.name, stand_in(change, model.get_submodule(change.name), factors))
+    if change.batch_norm is not None:
+        put(model, change.batch_norm, without_norm(model.get_submodule(change.batch_norm)))
+
+
+def stand_in(change: Change, old: nn.Module, factors: Factors | None) -> nn.Sequential:
+    """The modules of a change with the dtype, device, memory format and flags of the layer they replace."""
     assert isinstance(old.weight, Tensor)
     with torch.device(old.weight.device):
         new = factor_modules(change)
@@ -150,10 +179,7 @@ def replace(model: nn.Module, change: Change, factors: Factors | None = None) ->
     if _channels_last(old.weight):
         new.to(memory_format=torch.channels_last)
     new.requires_grad_(old.weight.requires_grad)
-    new.train(old.training)
-    put(model, change.name, new)
-    if change.batch_norm is not None:
-        put(model, change.batch_norm, without_norm(model.get_submodule(change.batch_norm)))
+    return new.train(old.training)
 
 
 @torch.no_grad()

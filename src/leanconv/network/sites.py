@@ -46,6 +46,7 @@ class Site:
     activation: ActivationSpec
     adds: int  # tensors added to the response before the activation (a shortcut); 0 for none
     index: int  # order of execution
+    feeds: str | None = None  # the one layer the response goes into as it is
 
     @property
     def tail(self) -> str:

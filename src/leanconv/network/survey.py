@@ -198,6 +198,7 @@ def _find_site(
     activation = ActivationSpec()
     if following and following.kind == "activation" and following.activation:
         activation = following.activation
+    feeds = following.name if following and following.kind == "layer" and not addends else None
     slope = activation.parameters.get("slope")
     if geometry.kind == "linear" and len(event.out_shape) > 2 and isinstance(slope, Tensor) and slope.numel() > 1:
         activation = ActivationSpec()  # PReLU's slopes go with axis 1, a Linear layer's filters with the last
@@ -211,6 +212,7 @@ def _find_site(
         activation=activation,
         adds=len(addends),
         index=index,
+        feeds=feeds,
     )
     return _Found(site, event.inputs[0] if event.inputs else None, tail.outputs[0], tuple(addends))
 

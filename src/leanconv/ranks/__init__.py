@@ -2,6 +2,18 @@
 
 from leanconv.ranks.by_hand import by_hand
 from leanconv.ranks.candidates import Candidate, Choice, Plan
+from leanconv.ranks.merged import Pairs, active, macs_after, select_merged
 from leanconv.ranks.select import reachable, select
 
-__all__ = ["Candidate", "Choice", "Plan", "by_hand", "reachable", "select"]
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Pairs",
+    "Plan",
+    "active",
+    "by_hand",
+    "macs_after",
+    "reachable",
+    "select",
+    "select_merged",
+]

@@ -27,10 +27,13 @@ Method = Literal["uniform", "energy"]
 Option = tuple[Choice | None, int, float]
 
 
-def select(candidates: list[Candidate], *, fixed: int, speedup: float, scheme: Scheme, method: Method) -> Plan:
+def select(
+    candidates: list[Candidate], *, fixed: int, speedup: float, scheme: Scheme, method: Method, saved: int = 0
+) -> Plan:
     """A plan with ``speedup <= before / after < 1.02 speedup``.
 
-    ``fixed`` is the cost of the layers that are counted but not candidates. Raises LeanconvError, with the largest
+    ``fixed`` is the cost of the layers that are counted but not candidates, ``saved`` what will be saved besides by
+    merging. Raises LeanconvError, with the largest
     number that can be reached, where the target cannot.
     """
     before = fixed + sum(candidate.cost.dense for candidate in candidates)
@@ -46,6 +49,7 @@ def select(candidates: list[Candidate], *, fixed: int, speedup: float, scheme: S
             f"{math.floor(100 * most + 1e-9) / 100:.2f}x; ask for at most that"
             + (", or skip fewer layers." if fixed else ".")
         )
+    fixed -= saved  # from here on only what comes after counts
     # The epsilon: 680 / 1.36 must be 500, not 499.
     budget = math.floor(before / speedup * (1 + 1e-12)) - fixed
     plan: Plan | None

@@ -6,7 +6,7 @@ inverse or an eigenproblem are accumulated in float64; results come back in the 
 
 from leanconv.solve.activations import Activation, activation
 from leanconv.solve.low_rank import LowRank
-from leanconv.solve.moments import Moments
+from leanconv.solve.moments import Moments, range_basis
 from leanconv.solve.nonlinear import NonlinearFit, nonlinear
 from leanconv.solve.pca import pca, spectrum
 from leanconv.solve.reduced_rank import reduced_rank
@@ -22,6 +22,7 @@ __all__ = [
     "activation",
     "nonlinear",
     "pca",
+    "range_basis",
     "reduced_rank",
     "spatial_basis",
     "spectrum",

@@ -76,6 +76,21 @@ class Moments:
         return max(10 * eps * largest, 100 * self.count * (eps * float(self.mean.abs().max())) ** 2)
 
 
+def range_basis(filters: Tensor) -> Tensor | None:
+    """An orthonormal basis (d x m, float64) of all responses to ``filters`` (d x m), where that saves: m < d."""
+    if filters.shape[1] >= filters.shape[0]:
+        return None
+    basis: Tensor = torch.linalg.qr(filters.to(torch.float64)).Q
+    return basis
+
+
+def in_basis(y: Tensor, prior: Tensor | None, basis: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """``y`` (n x d) and ``prior`` (d x d) in the coordinates of ``basis`` (d x m): n x m and m x m."""
+    if basis is None:
+        return y, prior
+    return y @ basis.to(y.dtype), None if prior is None else basis.T @ prior.to(torch.float64) @ basis
+
+
 def roots(matrix: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """``matrix^(1/2)`` and ``matrix^(-1/2)`` of a symmetric float64 matrix, eigenvalues under ``floor`` left out of
     the inverse. Cost O(d^3)."""

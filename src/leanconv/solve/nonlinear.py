@@ -10,7 +10,7 @@ from torch import Tensor
 from leanconv.solve.activations import Activation
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import chunks
-from leanconv.solve.reduced_rank import Regressor, leading_subspace, reduced_rank
+from leanconv.solve.reduced_rank import Regressor, leading_subspace, linear_start
 
 # (lambda, iterations): the paper's continuation.
 SCHEDULE = ((0.01, 25), (1.0, 25))
@@ -43,13 +43,14 @@ def nonlinear(
     *,
     addend: Tensor | None = None,
     prior: Tensor | None = None,
+    basis: Tensor | None = None,
     schedule: tuple[tuple[float, int], ...] = SCHEDULE,
     tolerance: float | None = 1e-3,
 ) -> NonlinearFit:
     """min over M of the given rank, b: sum ||r(t_i) - r(s_i + M y_i + b)||^2, for ``target`` t and ``y`` n x d.
 
     ``addend`` s (n x d, None for zero) is what a shortcut adds; the target then includes the true shortcut.
-    ``prior``: see ``Moments.regular``.
+    ``prior``: see ``Moments.regular``. ``basis``: see ``Regressor``; products are then with x = B^T y, n x m.
 
     Relaxed with auxiliary z_i (``method.md``), alternating (i) reduced-rank regression of z - s on y and (ii) the
     z-step, from the linear solution. Symmetric when ``target`` is ``y``. A phase of the schedule ends early when
@@ -63,11 +64,13 @@ def nonlinear(
 
     Cost an iteration: n d (d + 2 rank) multiply-adds, the z-step and O(d^2 rank).
     """
-    regressor = Regressor.of(y, prior)
-    # Products with y are taken centred: subtracting the mean's share afterwards would leave its rounding behind.
-    centred = y - regressor.mean.to(y.dtype)
+    regressor = Regressor.of(y, prior, basis)
+    x = regressor.coordinates
+    # Products with x are taken centred: subtracting the mean's share afterwards would leave its rounding behind.
+    centred = x - regressor.mean.to(x.dtype)
+    y_mean = y.mean(0, dtype=torch.float64)
     activated = activation(target)
-    current = best = reduced_rank(target if addend is None else target - addend, y, rank, regressor=regressor)
+    current = best = linear_start(target if addend is None else target - addend, y, rank, regressor)
     best_error = float("inf")
     errors: list[float] = []
     done = 0
@@ -84,24 +87,24 @@ def nonlinear(
         u = current.p.to(torch.float64)
         for step in range(iterations):
             looking = step % CHECK_EVERY == 0
-            by_y, total, squared = _z_sweep(
-                current, target, activated, y, centred, addend, activation, weight, measure=looking
+            by_x, total, squared = _z_sweep(
+                current, target, activated, y, x, centred, addend, activation, weight, measure=looking
             )
             if looking:
                 error = look(squared)
                 if tolerance is not None and last is not None and last - error <= tolerance * last:
                     break
                 last = error
-            z_mean = regressor.mean + total / len(y)
-            a = regressor.whitened(by_y)
+            z_mean = y_mean + total / len(y)
+            a = regressor.whitened(by_x)
             if step == iterations - 1:
                 u = leading_subspace(a, rank)
             else:
                 u = _advance(a, u)
-            current = regressor.solution(u, by_y, z_mean, y.dtype)
+            current = regressor.solution(u, by_x, z_mean, y.dtype)
             done += 1
-    look(_squared_error(current, activated, y, addend, activation))
-    return NonlinearFit(best, tuple(errors), done)
+    look(_squared_error(current, activated, x, addend, activation))
+    return NonlinearFit(regressor.on_responses(best), tuple(errors), done)
 
 
 def _z_sweep(
@@ -109,6 +112,7 @@ def _z_sweep(
     target: Tensor,
     activated: Tensor,
     y: Tensor,
+    x: Tensor,
     centred: Tensor,
     addend: Tensor | None,
     activation: Activation,
@@ -116,17 +120,17 @@ def _z_sweep(
     *,
     measure: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One pass over the samples: sum (z - s - y)(y - mean)^T, sum (z - s - y), and, if asked,
+    """One pass over the samples: sum (z - s - y)(x - mean)^T, sum (z - s - y), and, if asked,
     sum ||r(t) - r(s + M y + b)||^2.
 
     z is never stored: a chunk is made in a reused buffer, used and dropped while it is in cache. Products and the
     sums of a few chunks are in the dtype of the samples (the difference z - y is small), the rest in float64.
     """
     width = y.shape[1]
-    by_y = torch.zeros(width, width, dtype=torch.float64, device=y.device)
+    by_x = torch.zeros(width, x.shape[1], dtype=torch.float64, device=y.device)
     total = torch.zeros(width, dtype=torch.float64, device=y.device)
     squared = torch.zeros((), dtype=torch.float64, device=y.device)
-    partial = torch.zeros(width, width, dtype=y.dtype, device=y.device)
+    partial = torch.zeros(width, x.shape[1], dtype=y.dtype, device=y.device)
     spans = list(chunks(len(y), y.device))
     rows_at_most = spans[0].stop
     hidden_buffer = y.new_empty(rows_at_most, current.q.shape[1])
@@ -134,7 +138,7 @@ def _z_sweep(
     expand = current.p.T.contiguous()
     for number, rows in enumerate(spans):
         size = rows.stop - rows.start
-        hidden = torch.mm(y[rows], current.q, out=hidden_buffer[:size])
+        hidden = torch.mm(x[rows], current.q, out=hidden_buffer[:size])
         v = torch.addmm(current.b, hidden, expand, out=v_buffer[:size])
         if addend is not None:
             v += addend[rows]
@@ -146,9 +150,9 @@ def _z_sweep(
         partial.addmm_(difference.T, centred[rows])
         total += difference.sum(0)
         if number % FLUSH_EVERY == FLUSH_EVERY - 1 or number == len(spans) - 1:
-            by_y += partial
+            by_x += partial
             partial.zero_()
-    return by_y, total, squared
+    return by_x, total, squared
 
 
 def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
@@ -158,11 +162,11 @@ def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _squared_error(
-    fitted: LowRank, activated: Tensor, y: Tensor, addend: Tensor | None, activation: Activation
+    fitted: LowRank, activated: Tensor, x: Tensor, addend: Tensor | None, activation: Activation
 ) -> Tensor:
-    squared = torch.zeros((), dtype=torch.float64, device=y.device)
-    for rows in chunks(len(y), y.device):
-        v = fitted(y[rows]) if addend is None else fitted(y[rows]) + addend[rows]
+    squared = torch.zeros((), dtype=torch.float64, device=x.device)
+    for rows in chunks(len(x), x.device):
+        v = fitted(x[rows]) if addend is None else fitted(x[rows]) + addend[rows]
         squared += _squared_distance(activation(v), activated[rows])
     return squared
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from leanconv.solve.low_rank import LowRank
-from leanconv.solve.moments import Moments, chunks, roots
+from leanconv.solve.moments import Moments, chunks, in_basis, roots
 
 
 @dataclass(frozen=True)
@@ -18,60 +18,84 @@ class Regressor:
     ``method.md``: M^ = Z Y^T (Y Y^T)^-1 and U = leading eigenvectors of M^ (Y Y^T) M^^T = A A^T with
     A = Z Y^T (Y Y^T)^(-1/2); then M = U U^T M^. All centred, all float64, d x d.
 
+    Where a layer has more filters than they have inputs, responses lie in a space of m < d dimensions whatever the
+    image: y = B x + constant, with ``basis`` B (d x m, orthonormal) and coordinates x = B^T y. Everything then is
+    done on x, with B where the identity was: m x m and d x m matrices instead of d x d ones, and the same answer.
+
     Z Y^T is written as Y Y^T + (Z - Y) Y^T, so that M^ = I + (Z - Y) Y^T (Y Y^T)^-1. The targets are close to the
     inputs, so the second term is small and may be accumulated in float32: at Z = Y the answer is the identity to
     the last bit, which an inverse of an ill-conditioned Y Y^T would otherwise spoil. Directions in which y varies
     less than its own rounding are left out of the inverse, so M^ is the identity there too.
     """
 
-    mean: Tensor
-    root: Tensor
+    coordinates: Tensor  # x: n x m, in the dtype of the samples; y itself without a basis
+    mean: Tensor  # of x
+    root: Tensor  # (X X^T)^(1/2), m x m
     inverse_root: Tensor
     inverse: Tensor
+    basis: Tensor | None
 
     @classmethod
-    def of(cls, y: Tensor, prior: Tensor | None = None) -> Regressor:
-        """``prior``: see ``Moments.regular``."""
-        moments = Moments.of(y)
+    def of(cls, y: Tensor, prior: Tensor | None = None, basis: Tensor | None = None) -> Regressor:
+        """``prior`` (d x d): see ``Moments.regular``."""
+        x, prior = in_basis(y, prior, basis)
+        moments = Moments.of(x)
         root, inverse_root = roots(moments.regular(prior), moments.noise(y.dtype))
-        return cls(moments.mean, root, inverse_root, inverse_root @ inverse_root)
+        return cls(x, moments.mean, root, inverse_root, inverse_root @ inverse_root, basis)
 
-    def whitened(self, difference_by_y: Tensor) -> Tensor:
-        """A (d x d) from the centred sum (z - y) y^T (d x d)."""
-        a: Tensor = self.root + difference_by_y @ self.inverse_root
+    def whitened(self, difference_by_x: Tensor) -> Tensor:
+        """A (d x m) from the centred sum (z - y) x^T (d x m)."""
+        root = self.root if self.basis is None else self.basis @ self.root
+        a: Tensor = root + difference_by_x @ self.inverse_root
         return a
 
-    def solution(self, u: Tensor, difference_by_y: Tensor, z_mean: Tensor, dtype: torch.dtype) -> LowRank:
-        """P = U, Q = M^^T U, b = mean z - M mean y."""
-        q = u + self.inverse @ (difference_by_y.T @ u)
+    def solution(self, u: Tensor, difference_by_x: Tensor, z_mean: Tensor, dtype: torch.dtype) -> LowRank:
+        """P = U, Q = M^^T U, b = mean z - M mean: a map of the coordinates x."""
+        direct = u if self.basis is None else self.basis.T @ u
+        q = direct + self.inverse @ (difference_by_x.T @ u)
         b = z_mean - u @ (q.T @ self.mean)
         return LowRank(u.to(dtype), q.to(dtype), b.to(dtype))
 
+    def on_responses(self, fitted: LowRank) -> LowRank:
+        """The same map of the responses y: Q^T x = (B Q)^T y."""
+        if self.basis is None:
+            return fitted
+        return LowRank(fitted.p, self.basis.to(fitted.q.dtype) @ fitted.q, fitted.b)
+
 
 def leading_subspace(a: Tensor, rank: int) -> Tensor:
-    """The ``rank`` leading eigenvectors (columns) of A A^T. Cost O(d^3)."""
-    vectors: Tensor = torch.linalg.eigh(a @ a.T).eigenvectors
-    return vectors[:, len(a) - rank :].flip(1)
+    """The ``rank`` leading left singular vectors (columns) of A (d x m, m <= d). Cost O(m^3 + d m rank)."""
+    if a.shape[0] == a.shape[1]:
+        vectors: Tensor = torch.linalg.eigh(a @ a.T).eigenvectors
+        return vectors[:, len(a) - rank :].flip(1)
+    right = torch.linalg.eigh(a.T @ a).eigenvectors[:, a.shape[1] - rank :].flip(1)
+    left: Tensor = torch.linalg.qr(a @ right).Q
+    return left
 
 
 def reduced_rank(
-    z: Tensor, y: Tensor, rank: int, *, prior: Tensor | None = None, regressor: Regressor | None = None
+    z: Tensor, y: Tensor, rank: int, *, prior: Tensor | None = None, basis: Tensor | None = None
 ) -> LowRank:
     """min over M of the given rank, b: sum ||z_i - (M y_i + b)||^2, for ``z``, ``y`` n x d.
 
     Where y has not varied in the sample M is the identity: the minimum is taken with pseudo-samples z = y of
     negligible weight, spread as ``prior`` says (``Moments.regular``), so a singular Y Y^T has a unique and harmless
-    answer. ``regressor`` is that of ``y`` where it is already known. Cost 2 n d^2 multiply-adds in float64 and O(d^3).
+    answer. ``basis`` (``range_basis``): of the space all y lie in. Cost 2 n d^2 multiply-adds in float64 and O(d^3).
     """
-    regressor = regressor or Regressor.of(y, prior)
-    width = y.shape[1]
-    by_y = torch.zeros(width, width, dtype=torch.float64, device=y.device)
+    regressor = Regressor.of(y, prior, basis)
+    return regressor.on_responses(linear_start(z, y, rank, regressor))
+
+
+def linear_start(z: Tensor, y: Tensor, rank: int, regressor: Regressor) -> LowRank:
+    """``reduced_rank`` with the regressor of ``y`` at hand: a map of its coordinates."""
+    width, narrow = y.shape[1], len(regressor.mean)
+    by_x = torch.zeros(width, narrow, dtype=torch.float64, device=y.device)
     total = torch.zeros(width, dtype=torch.float64, device=y.device)
-    if z is not y:
-        for rows in chunks(len(y), y.device):
-            difference = z[rows].to(torch.float64) - y[rows]
-            by_y.addmm_(difference.T, y[rows].to(torch.float64) - regressor.mean)
-            total += difference.sum(0)
-    u = leading_subspace(regressor.whitened(by_y), rank)
-    z_mean = regressor.mean + total / max(len(y), 1)
-    return regressor.solution(u, by_y, z_mean, y.dtype)
+    for rows in chunks(len(y), y.device):
+        target = z[rows].to(torch.float64)
+        total += target.sum(0)
+        if z is not y:
+            x = regressor.coordinates[rows].to(torch.float64) - regressor.mean
+            by_x.addmm_((target - y[rows]).T, x)
+    u = leading_subspace(regressor.whitened(by_x), rank)
+    return regressor.solution(u, by_x, total / max(len(y), 1), y.dtype)

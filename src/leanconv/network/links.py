@@ -1,0 +1,108 @@
+"""Layers with nothing between them: the 1 x 1 factor of one is taken into the 1 x 1 filters of the next.
+
+A *link* joins a site whose response goes, as it is, into one other site with 1 x 1 filters and nowhere else (the
+narrow ends of MobileNet's blocks). Behind the factors P z + b of the first and the filters W of the second,
+
+    W (P z + b) + c = (W P) z + (W b + c),
+
+so P need not be applied: W P has r columns where W had d >= r. That is exact, and always cheaper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from leanconv.network.fold import without_norm
+from leanconv.network.plain import is_plain
+from leanconv.network.replace import Change, Factors, dense_modules, put, set_weights, stand_in
+from leanconv.network.replaceable import dense_copy
+from leanconv.network.sites import Site
+from leanconv.network.trial import Trial
+
+
+@dataclass(frozen=True)
+class Link:
+    giver: Site
+    taker: Site
+
+
+def find_links(trial: Trial, sites: list[Site]) -> list[Link]:
+    """The links of a network that does not mind how many channels go from one layer to the next."""
+    by_name = {site.name: site for site in sites}
+    links = [Link(site, by_name[site.feeds]) for site in sites if site.feeds in by_name]
+    links = [link for link in links if _fits(link) and is_plain(trial.model.get_submodule(link.taker.name))]
+    if not links or not trial.tells:
+        return []
+    if _survive(trial, links):
+        return links
+    links = [link for link in links if _survive(trial, [link])]
+    return links if _survive(trial, links) else []
+
+
+def _fits(link: Link) -> bool:
+    giver, taker = link.giver.geometry, link.taker.geometry
+    plain = giver.groups == taker.groups == 1 and giver.kind == taker.kind
+    before, after = taker.margins(link.taker.in_size)
+    return plain and max(taker.kernel) == 1 and not any(before) and not any(after)
+
+
+def _survive(trial: Trial, links: list[Link]) -> bool:
+    """With one channel more between them, which carries nothing, the network must answer the same."""
+    givers, takers = {link.giver.name for link in links}, {link.taker.name for link in links}
+    stand_ins: dict[str, nn.Module] = {}
+    for site in {site.name: site for link in links for site in (link.giver, link.taker)}.values():
+        whole = dense_copy(trial.model, site)
+        more_out, more_in = int(site.name in givers), int(site.name in takers)
+        stand_ins[site.name] = _grown(whole, site, more_in, more_out)
+        if site.batch_norm is not None:
+            stand_ins[site.batch_norm] = without_norm(trial.model.get_submodule(site.batch_norm))
+    return trial.holds(stand_ins, givers | takers)
+
+
+def _grown(whole: nn.Sequential, site: Site, more_in: int, more_out: int) -> nn.Module:
+    g = site.geometry
+    geometry = replace(g, in_channels=g.in_channels + more_in, out_channels=g.out_channels + more_out)
+    old = whole[-1]
+    assert isinstance(old.weight, Tensor)
+    assert isinstance(old.bias, Tensor)
+    bigger = dense_modules(geometry).to(old.weight)
+    weight = torch.zeros_like(bigger[-1].weight)  # type: ignore[arg-type]
+    weight[: g.out_channels, : g.in_channels] = old.weight.detach()
+    bias = torch.zeros_like(bigger[-1].bias)  # type: ignore[arg-type]
+    bias[: g.out_channels] = old.bias.detach()
+    set_weights(bigger, Factors((weight,), bias))
+    return bigger
+
+
+@torch.no_grad()
+def join(model: nn.Module, giver: Change, taker: Change) -> tuple[Change, Change]:
+    """Take the last factor of ``giver`` into the first filters of ``taker``; both as they now are."""
+    first, second = model.get_submodule(giver.name), model.get_submodule(taker.name)
+    assert isinstance(first, nn.Sequential)
+    p, b = _matrix(first[-1]), _bias(first[-1])
+    layers = list(second) if isinstance(second, nn.Sequential) else [second]
+    w = _matrix(layers[0])
+    # What b becomes on its way through the filters behind it, to be added once at the end.
+    shift = w @ b
+    for layer in layers[1:]:
+        shift = _matrix(layer) @ shift
+    weights = (w @ p, *(_matrix(layer) for layer in layers[1:]))
+    bias = _bias(layers[-1]) + shift
+    open_giver, narrow_taker = replace(giver, open=True), replace(taker, inputs=p.shape[1])
+    put(model, giver.name, first[:-1])
+    put(model, taker.name, stand_in(narrow_taker, layers[0], Factors(weights, bias)))
+    return open_giver, narrow_taker
+
+
+def _matrix(layer: nn.Module) -> Tensor:
+    assert isinstance(layer.weight, Tensor)
+    return layer.weight.detach().to(torch.float64).flatten(1)
+
+
+def _bias(layer: nn.Module) -> Tensor:
+    assert isinstance(layer.weight, Tensor)
+    bias = layer.bias
+    return bias.detach().to(torch.float64) if isinstance(bias, Tensor) else layer.weight.new_zeros(len(layer.weight))

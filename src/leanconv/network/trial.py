@@ -1,0 +1,99 @@
+"""A trial: other modules at some paths of a network, one run, the same answers or not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanconv.network.recording import map_tensors, tensors
+from leanconv.network.replace import put
+
+# Relative difference of outputs that rounding explains; a wrong replacement is off by far more.
+SAME = {torch.float64: 1e-6, torch.float32: 1e-3}
+SAME_HALF = 0.1
+
+# A deep network may multiply rounding by thousands. How much is seen from inputs a few last bits apart; this many
+# times what that does is allowed too, but never so much that a layer's own work could hide in it.
+ROUNDING, MARGIN, AT_MOST = 8, 4, 0.2
+
+
+class Trial:
+    """A network and its answers on a sample. The network is as it was after every trial."""
+
+    def __init__(self, model: nn.Module, sample: Any):
+        self.model, self._sample = model, sample
+        self._reference = self._answers()
+        nearby = [_difference(a, b) for a, b in zip(self._answers(_last_bits), self._reference, strict=True)]
+        self._allowed = [
+            max(SAME.get(answer.dtype, SAME_HALF), min(MARGIN * moved, AT_MOST))
+            for answer, moved in zip(self._reference, nearby, strict=True)
+        ]
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are numbers in the answers to compare."""
+        return any(answer.is_floating_point() for answer in self._reference)
+
+    def holds(self, stand_ins: Mapping[str, nn.Module], must_run: Iterable[str]) -> bool:
+        """Whether the network answers the same with ``stand_ins`` (path -> module), those of ``must_run`` called."""
+        seen: set[str] = set()
+        try:
+            with self._in_place(stand_ins, seen):
+                outputs = self._answers()
+        except Exception:
+            return False
+        return seen >= set(must_run) and self._same(outputs)
+
+    def _same(self, outputs: list[Tensor]) -> bool:
+        if [output.shape for output in outputs] != [wanted.shape for wanted in self._reference]:
+            return False
+        pairs = zip(outputs, self._reference, self._allowed, strict=True)
+        return all(_difference(output, wanted) <= allowed for output, wanted, allowed in pairs)
+
+    def _answers(self, change: Callable[[Tensor], Tensor] = torch.clone) -> list[Tensor]:
+        """Outputs on a copy of the sample, with the same random numbers every time."""
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            inputs = map_tensors(lambda tensor: change(tensor.detach()), self._sample)
+            torch.default_generator.manual_seed(0)
+            return [output.detach().clone() for output in tensors(self.model(inputs))]
+
+    @contextmanager
+    def _in_place(self, stand_ins: Mapping[str, nn.Module], seen: set[str]) -> Iterator[None]:
+        before = {path: self.model.get_submodule(path) for path in stand_ins}
+        try:
+            for path, module in stand_ins.items():
+                # In a Sequential, as factors will be: a network that asks for the layer's type or attributes shows.
+                wrapper = nn.Sequential(module).train(before[path].training)
+
+                def note(module: nn.Module, args: Any, result: Any, path: str = path) -> None:
+                    seen.add(path)
+
+                wrapper.register_forward_hook(note)
+                put(self.model, path, wrapper)
+            yield
+        finally:
+            for path, module in before.items():
+                put(self.model, path, module)
+
+
+def _last_bits(tensor: Tensor) -> Tensor:
+    """The same numbers but for rounding; anything but floating point is left as it is."""
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    relative = ROUNDING * torch.finfo(tensor.dtype).eps
+    return tensor * (1 + relative * (2 * torch.rand(tensor.shape).to(tensor) - 1))
+
+
+def _difference(output: Tensor, wanted: Tensor) -> float:
+    """Relative; nothing where the numbers are no floating-point ones."""
+    if not wanted.is_floating_point() or output.shape != wanted.shape:
+        return 0.0
+    difference = float(torch.linalg.vector_norm((output - wanted).double().nan_to_num()))
+    size = float(torch.linalg.vector_norm(wanted.double().nan_to_num()))
+    return difference / size if size else (0.0 if difference == 0 else math.inf)
