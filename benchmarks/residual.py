@@ -119,9 +119,9 @@ def compare(model: nn.Module, known: Tensor, test: Tensor, labels: Tensor, speed
         variants[name] = {"error": error, "top1_change": top1 - base, "seconds": seconds, "macs": result.macs_after}
         print(f"  {speedup:g}x {name:24s} {error:.4f} {100 * (top1 - base):+6.1f} {seconds:6.1f} s", flush=True)
     assert len({variant["macs"] for variant in variants.values()}) == 1, "the variants differ in MACs"
-    # The rank selection may leave a layer whole or split it by its weights alone; no variant fits those.
+    # The rank selection may leave a layer whole; no variant fits those.
     added = {site.name for site in survey(model, known[:1]).sites if site.adds}
-    fitted = sum(layer.name in added and layer.scheme != "spatial" for layer in result.layers)
+    fitted = sum(layer.name in added for layer in result.layers)
     ranks = {layer.name: list(layer.ranks) for layer in result.layers}
     return {"speedup": speedup, "top1": base, "added": len(added), "fitted": fitted, "ranks": ranks} | variants
 

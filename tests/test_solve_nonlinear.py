@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leanconv.solve import activation, nonlinear, pca, range_basis, reduced_rank, spectrum
+from leanconv.solve import ResponseSpace, activation, nonlinear, pca, reduced_rank, spectrum
 from leanconv.solve.activations import NAMES
 from leanconv.solve.reduced_rank import leading_subspace
 
@@ -169,18 +169,16 @@ def test_in_the_filters_range_the_answer_is_the_same(rank: int) -> None:
     bias = torch.randn(24, generator=generator, dtype=torch.float64)
     target, y = exact @ filters.T + bias, seen @ filters.T + bias
     addend = torch.randn(3000, 24, generator=generator, dtype=torch.float64)
-    basis, prior, relu = range_basis(filters), filters @ filters.T, activation("relu")
-    assert basis is not None
-    assert range_basis(filters.T) is None
-    assert torch.allclose(basis @ (basis.T @ filters), filters)
-    assert torch.allclose(spectrum(y, basis=basis), spectrum(y)[:9])
+    narrow, relu = ResponseSpace.of(filters), activation("relu")
+    assert narrow.basis is not None
+    assert torch.allclose(narrow.basis @ (narrow.basis.T @ filters), filters)
+    assert torch.allclose(narrow.basis @ narrow.prior @ narrow.basis.T, filters @ filters.T)
+    assert torch.allclose(spectrum(y, space=narrow), spectrum(y)[:9])
+    wide = ResponseSpace(filters @ filters.T, None)
     pairs = [
-        (pca(y, rank, prior=prior), pca(y, rank, prior=prior, basis=basis)),
-        (reduced_rank(target, y, rank, prior=prior), reduced_rank(target, y, rank, prior=prior, basis=basis)),
-        (
-            nonlinear(target, y, rank, relu, addend=addend, prior=prior, tolerance=None).map,
-            nonlinear(target, y, rank, relu, addend=addend, prior=prior, basis=basis, tolerance=None).map,
-        ),
+        [pca(y, rank, space=space) for space in (wide, narrow)],
+        [reduced_rank(target, y, rank, space=space) for space in (wide, narrow)],
+        [nonlinear(target, y, rank, relu, addend=addend, space=space, tolerance=None).map for space in (wide, narrow)],
     ]
-    for whole, narrow in pairs:
-        assert torch.allclose(narrow(y), whole(y), rtol=1e-4, atol=1e-4 * float(y.abs().max()))
+    for one, other in pairs:
+        assert torch.allclose(other(y), one(y), rtol=1e-4, atol=1e-4 * float(y.abs().max()))

@@ -16,11 +16,11 @@ from leanconv.ranks.candidates import Choice
 from leanconv.solve import (
     Activation,
     LowRank,
+    ResponseSpace,
     SpatialFactors,
     activation,
     nonlinear,
     pca,
-    range_basis,
     reduced_rank,
     spectrum,
 )
@@ -47,24 +47,25 @@ def fit_site(
     the same object in the symmetric case. ``split``: the spatial factors the probe's filters are the product of, for
     a choice that has them. The groups of a grouped convolution are layers of their own side by side, of one rank."""
     site, groups = probe.site, probe.site.geometry.groups
-    if choice.scheme == "spatial":
-        return Fit(split_factors(probe, split), measure(site, target, given))
+    # With d' left out (a layer the 3d scheme splits one way only) M has full rank and costs nothing: it goes into the
+    # horizontal filters.
+    rank = site.geometry.channel_limit if choice.scheme == "spatial" else choice.ranks[-1]
     # What Q^T goes into: the layer's filters, or the horizontal half of their split.
     filters = probe.weight if split is None else split.horizontal
     q_filters, p, bias, fitted = [], [], [], []
     for number in range(groups):
         wanted = target.part(number, groups)
         seen = wanted if given is target else given.part(number, groups)
-        # Responses to white noise have covariance W W^T: where the images show nothing, that is where they can be.
-        rows = probe.weight.chunk(groups)[number].flatten(1).to(torch.float64)
         through = solver == "nonlinear" and site.activation.name != "identity"
         r = site_activation(site, wanted.y, number, groups) if through else None
-        low_rank = _solve(wanted, seen, choice.ranks[-1], r, rows @ rows.T, range_basis(rows))
+        low_rank = _solve(wanted, seen, rank, r, probe.spaces[number])
         q_filters.append(_project(low_rank.q, filters.chunk(groups)[number]))
         p.append(low_rank.p)
         bias.append(low_rank.b + low_rank.p @ (low_rank.q.T @ probe.bias.chunk(groups)[number]))
         fitted.append(low_rank(seen.y))
     weights = [torch.cat(q_filters), torch.cat(p)]
+    if choice.scheme == "spatial":
+        weights = [(weights[1] @ weights[0].flatten(1)).reshape_as(filters)]
     if split is not None:
         weights.insert(0, split.vertical)
     error = measure(site, target, Responses(torch.cat(fitted, 1), given.addend))
@@ -75,28 +76,25 @@ def channel_spectrum(probe: Probe, responses: Responses) -> Tensor:
     """Eigenvalues of the responses (float64, falling), as many as there can be ranks. The groups of a grouped
     convolution have one rank, so their r-th values go together."""
     groups = probe.site.geometry.groups
-    parts = zip(responses.y.chunk(groups, 1), probe.weight.chunk(groups), strict=True)
-    values = torch.stack([spectrum(y, basis=range_basis(filters.flatten(1))) for y, filters in parts])
+    parts = zip(responses.y.chunk(groups, 1), probe.spaces, strict=True)
+    values = torch.stack([spectrum(y, space=space) for y, space in parts])
     return values.sum(0)[: probe.site.geometry.channel_limit]
 
 
-def split_factors(probe: Probe, split: SpatialFactors | None) -> Factors:
+def split_factors(probe: Probe, split: SpatialFactors) -> Factors:
     """The weight-only spatial split: nothing to fit."""
-    assert split is not None
     return Factors((split.vertical, split.horizontal), probe.bias)
 
 
-def _solve(
-    target: Responses, given: Responses, rank: int, r: Activation | None, prior: Tensor, basis: Tensor | None
-) -> LowRank:
+def _solve(target: Responses, given: Responses, rank: int, r: Activation | None, space: ResponseSpace) -> LowRank:
     """Through ``r``, or linearly. Responses with the shortcut added are fitted: r(s + y) by r(s^ + M y^ + b), s and s^
     zero without one."""
     if r is not None:
-        return nonlinear(_whole(target), given.y, rank, r, addend=given.addend, prior=prior, basis=basis).map
+        return nonlinear(_whole(target), given.y, rank, r, addend=given.addend, space=space).map
     if given is target:
-        return pca(given.y, rank, prior=prior, basis=basis)
+        return pca(given.y, rank, space=space)
     wanted = target.y if given.addend is None else _whole(target) - given.addend
-    return reduced_rank(wanted, given.y, rank, prior=prior, basis=basis)
+    return reduced_rank(wanted, given.y, rank, space=space)
 
 
 def _whole(responses: Responses) -> Tensor:

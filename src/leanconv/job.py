@@ -131,7 +131,7 @@ class Job:
         }
         # The filters a site is fitted with: its own, or the product of their spatial split.
         probes = {
-            name: Probe(site, splits[name].product() if name in splits else dense[name].weight, dense[name].bias)
+            name: Probe(site, splits[name].product(), dense[name].bias) if name in splits else dense[name]
             for name, site in self.sites.items()
         }
         solve = self._split if self.options.scheme == "spatial" else self._solve

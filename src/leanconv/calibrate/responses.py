@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -19,6 +20,7 @@ from leanconv.network.failure import model_failed
 from leanconv.network.recognise import is_addition
 from leanconv.network.recording import tensors
 from leanconv.network.sites import Site
+from leanconv.solve import ResponseSpace
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,11 @@ class Probe:
     site: Site
     weight: Tensor
     bias: Tensor
+
+    @cached_property
+    def spaces(self) -> list[ResponseSpace]:
+        """Where the responses can lie, one for each group."""
+        return [ResponseSpace.of(filters.flatten(1)) for filters in self.weight.chunk(self.site.geometry.groups)]
 
     def respond(self, patches: Tensor) -> Tensor:
         """Patches n x (C k) -> responses n x d."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leanconv.errors import LeanconvError
 from leanconv.network.geometry import Scheme
 from leanconv.ranks.candidates import Candidate, Plan
 from leanconv.ranks.select import WINDOW, Method, select
@@ -49,5 +50,8 @@ def select_merged(
         if speedup <= before / after < WINDOW * speedup:
             return plan, used
         unmerged = fixed + sum(by_name[name].macs(plan.get(name)) for name in by_name)
-        plan = choose(unmerged - after)
+        try:
+            plan = choose(unmerged - after)
+        except LeanconvError:  # ranks too coarse for what is left to save
+            break
     return plain, []

@@ -6,10 +6,11 @@ inverse or an eigenproblem are accumulated in float64; results come back in the 
 
 from leanconv.solve.activations import Activation, activation
 from leanconv.solve.low_rank import LowRank
-from leanconv.solve.moments import Moments, range_basis
+from leanconv.solve.moments import Moments
 from leanconv.solve.nonlinear import NonlinearFit, nonlinear
 from leanconv.solve.pca import pca, spectrum
 from leanconv.solve.reduced_rank import reduced_rank
+from leanconv.solve.space import ResponseSpace
 from leanconv.solve.spatial import SpatialBasis, SpatialFactors, spatial_basis
 
 __all__ = [
@@ -17,12 +18,12 @@ __all__ = [
     "LowRank",
     "Moments",
     "NonlinearFit",
+    "ResponseSpace",
     "SpatialBasis",
     "SpatialFactors",
     "activation",
     "nonlinear",
     "pca",
-    "range_basis",
     "reduced_rank",
     "spatial_basis",
     "spectrum",

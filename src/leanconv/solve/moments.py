@@ -59,8 +59,7 @@ class Moments:
     def regular(self, prior: Tensor | None = None) -> Tensor:
         """Scatter with pseudo-samples whose response equals their target.
 
-        ``prior`` (d x d) is their scatter, up to scale: that of the responses to white noise, W W^T, says where
-        unseen responses can lie. Without it they lie anywhere.
+        ``prior`` (d x d) is their scatter, up to scale (``ResponseSpace``). Without it they lie anywhere.
         """
         width = len(self.mean)
         variance = float(self.scatter.diagonal().mean())
@@ -74,21 +73,6 @@ class Moments:
         eps = torch.finfo(dtype).eps
         largest = float(self.scatter.diagonal().max()) if len(self.mean) else 0.0
         return max(10 * eps * largest, 100 * self.count * (eps * float(self.mean.abs().max())) ** 2)
-
-
-def range_basis(filters: Tensor) -> Tensor | None:
-    """An orthonormal basis (d x m, float64) of all responses to ``filters`` (d x m), where that saves: m < d."""
-    if filters.shape[1] >= filters.shape[0]:
-        return None
-    basis: Tensor = torch.linalg.qr(filters.to(torch.float64)).Q
-    return basis
-
-
-def in_basis(y: Tensor, prior: Tensor | None, basis: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """``y`` (n x d) and ``prior`` (d x d) in the coordinates of ``basis`` (d x m): n x m and m x m."""
-    if basis is None:
-        return y, prior
-    return y @ basis.to(y.dtype), None if prior is None else basis.T @ prior.to(torch.float64) @ basis
 
 
 def roots(matrix: Tensor, floor: float) -> tuple[Tensor, Tensor]:

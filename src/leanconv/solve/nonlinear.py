@@ -11,6 +11,7 @@ from leanconv.solve.activations import Activation
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import chunks
 from leanconv.solve.reduced_rank import Regressor, leading_subspace, linear_start
+from leanconv.solve.space import ResponseSpace
 
 # (lambda, iterations): the paper's continuation.
 SCHEDULE = ((0.01, 25), (1.0, 25))
@@ -42,15 +43,14 @@ def nonlinear(
     activation: Activation,
     *,
     addend: Tensor | None = None,
-    prior: Tensor | None = None,
-    basis: Tensor | None = None,
+    space: ResponseSpace | None = None,
     schedule: tuple[tuple[float, int], ...] = SCHEDULE,
     tolerance: float | None = 1e-3,
 ) -> NonlinearFit:
     """min over M of the given rank, b: sum ||r(t_i) - r(s_i + M y_i + b)||^2, for ``target`` t and ``y`` n x d.
 
     ``addend`` s (n x d, None for zero) is what a shortcut adds; the target then includes the true shortcut.
-    ``prior``: see ``Moments.regular``. ``basis``: see ``Regressor``; products are then with x = B^T y, n x m.
+    In a ``space`` of m < d dimensions products are with the coordinates x of y, n x m.
 
     Relaxed with auxiliary z_i (``method.md``), alternating (i) reduced-rank regression of z - s on y and (ii) the
     z-step, from the linear solution. Symmetric when ``target`` is ``y``. A phase of the schedule ends early when
@@ -64,7 +64,7 @@ def nonlinear(
 
     Cost an iteration: n d (d + 2 rank) multiply-adds, the z-step and O(d^2 rank).
     """
-    regressor = Regressor.of(y, prior, basis)
+    regressor = Regressor.of(y, space)
     x = regressor.coordinates
     # Products with x are taken centred: subtracting the mean's share afterwards would leave its rounding behind.
     centred = x - regressor.mean.to(x.dtype)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from leanconv.solve.low_rank import LowRank
-from leanconv.solve.moments import Moments, chunks, in_basis, roots
+from leanconv.solve.moments import Moments, chunks, roots
+from leanconv.solve.space import ResponseSpace
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,8 @@ class Regressor:
     ``method.md``: M^ = Z Y^T (Y Y^T)^-1 and U = leading eigenvectors of M^ (Y Y^T) M^^T = A A^T with
     A = Z Y^T (Y Y^T)^(-1/2); then M = U U^T M^. All centred, all float64, d x d.
 
-    Where a layer has more filters than they have inputs, responses lie in a space of m < d dimensions whatever the
-    image: y = B x + constant, with ``basis`` B (d x m, orthonormal) and coordinates x = B^T y. Everything then is
-    done on x, with B where the identity was: m x m and d x m matrices instead of d x d ones, and the same answer.
+    In a ``space`` of m < d dimensions everything is done on the coordinates x, with its basis B where the identity
+    was: m x m and d x m matrices instead of d x d ones, and the same answer.
 
     Z Y^T is written as Y Y^T + (Z - Y) Y^T, so that M^ = I + (Z - Y) Y^T (Y Y^T)^-1. The targets are close to the
     inputs, so the second term is small and may be accumulated in float32: at Z = Y the answer is the identity to
@@ -36,12 +36,12 @@ class Regressor:
     basis: Tensor | None
 
     @classmethod
-    def of(cls, y: Tensor, prior: Tensor | None = None, basis: Tensor | None = None) -> Regressor:
-        """``prior`` (d x d): see ``Moments.regular``."""
-        x, prior = in_basis(y, prior, basis)
+    def of(cls, y: Tensor, space: ResponseSpace | None = None) -> Regressor:
+        space = space or ResponseSpace.anywhere(y)
+        x = space.coordinates(y)
         moments = Moments.of(x)
-        root, inverse_root = roots(moments.regular(prior), moments.noise(y.dtype))
-        return cls(x, moments.mean, root, inverse_root, inverse_root @ inverse_root, basis)
+        root, inverse_root = roots(moments.regular(space.prior), moments.noise(y.dtype))
+        return cls(x, moments.mean, root, inverse_root, inverse_root @ inverse_root, space.basis)
 
     def whitened(self, difference_by_x: Tensor) -> Tensor:
         """A (d x m) from the centred sum (z - y) x^T (d x m)."""
@@ -73,16 +73,14 @@ def leading_subspace(a: Tensor, rank: int) -> Tensor:
     return left
 
 
-def reduced_rank(
-    z: Tensor, y: Tensor, rank: int, *, prior: Tensor | None = None, basis: Tensor | None = None
-) -> LowRank:
+def reduced_rank(z: Tensor, y: Tensor, rank: int, *, space: ResponseSpace | None = None) -> LowRank:
     """min over M of the given rank, b: sum ||z_i - (M y_i + b)||^2, for ``z``, ``y`` n x d.
 
     Where y has not varied in the sample M is the identity: the minimum is taken with pseudo-samples z = y of
-    negligible weight, spread as ``prior`` says (``Moments.regular``), so a singular Y Y^T has a unique and harmless
-    answer. ``basis`` (``range_basis``): of the space all y lie in. Cost 2 n d^2 multiply-adds in float64 and O(d^3).
+    negligible weight, spread over ``space``, so a singular Y Y^T has a unique and harmless answer. Cost 2 n d^2
+    multiply-adds in float64 and O(d^3).
     """
-    regressor = Regressor.of(y, prior, basis)
+    regressor = Regressor.of(y, space)
     return regressor.on_responses(linear_start(z, y, rank, regressor))
 
 

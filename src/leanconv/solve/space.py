@@ -1,0 +1,42 @@
+"""Where the responses of a layer can lie, whatever the image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ResponseSpace:
+    """Of filters W (d x m): all responses are W p + constant.
+
+    With fewer inputs than filters, m < d, that is a space of m dimensions: y = B x + constant with ``basis`` B
+    (d x m, orthonormal) and coordinates x = B^T y. Solving for x is solving for y, with matrices of m x m and d x m
+    instead of d x d. Without a basis the coordinates are y itself.
+
+    ``prior`` is the scatter of x, up to scale, in response to white noise: W W^T, or B^T W W^T B. Where the images
+    show nothing, it says where responses can be. Float64.
+    """
+
+    prior: Tensor
+    basis: Tensor | None
+
+    @classmethod
+    def of(cls, filters: Tensor) -> ResponseSpace:
+        """Cost O(d m min(d, m))."""
+        w = filters.to(torch.float64)
+        if w.shape[1] >= w.shape[0]:
+            return cls(w @ w.T, None)
+        basis, triangle = torch.linalg.qr(w)
+        return cls(triangle @ triangle.T, basis)
+
+    @classmethod
+    def anywhere(cls, y: Tensor) -> ResponseSpace:
+        """Of responses ``y`` (n x d) to filters nobody knows."""
+        return cls(torch.eye(y.shape[1], dtype=torch.float64, device=y.device), None)
+
+    def coordinates(self, y: Tensor) -> Tensor:
+        """n x d -> n x m, in the dtype of ``y``."""
+        return y if self.basis is None else y @ self.basis.to(y.dtype)
