@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format clean help
+.PHONY: demo test nightly check format clean help
 
 help:
 	@echo "make demo    train, accelerate and time a small network, offline"
 	@echo "make test    run the tests"
+	@echo "make nightly 2,000 random networks, about ten minutes"
 	@echo "make check   formatting, lint and types"
 	@echo "make format  rewrite files in the project's format"
 	@echo "make clean   remove .venv and caches"
@@ -24,6 +25,9 @@ demo: $(READY)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+nightly: $(READY)
+	LEANCONV_CASES=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_properties.py --hypothesis-show-statistics
 
 check: $(READY)
 	$(BIN)/ruff format --check .

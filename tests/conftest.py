@@ -13,7 +13,7 @@ def settle_batch_norms(model: nn.Module, seed: int = 0) -> nn.Module:
     """Give batch norms statistics that folding can get wrong."""
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d):
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
             size = module.num_features
             module.running_mean = torch.randn(size, generator=generator) * 0.1
             module.running_var = torch.rand(size, generator=generator) + 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,6 +15,11 @@ from leanconv.network.links import find_links
 from leanconv.network.survey import survey
 from leanconv.network.trial import Trial
 from tests.conftest import relative, settle_batch_norms, smooth_images
+
+
+@torch.jit.script
+def scripted_gate(y: Tensor) -> Tensor:
+    return torch.sigmoid(y.sum(1, keepdim=True))
 
 
 class Narrow(nn.Module):
@@ -76,13 +82,41 @@ def test_what_is_a_link() -> None:
         lambda y: F.max_pool2d(y, 2),
         lambda y: y if y.shape[1] == 16 else y[:, :0],  # asks for the channels
         lambda y: F.pad(y, (1, 1)),
+        lambda y: y * y.shape[1] ** -0.5,
+        lambda y: y * scripted_gate(y),  # torch does not show what a scripted function reads
     ],
 )
 def test_what_is_none(between: Callable[[Tensor], Tensor]) -> None:
     assert links(build(Narrow(between))) == []
 
 
-def test_merging_is_exact_and_cheaper() -> None:
+def test_somebody_looks_at_the_tensor_between() -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16))
+            self.point = nn.Conv2d(16, 8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.point(self.body(x))
+
+    @dataclass
+    class Answer:
+        narrow: Tensor
+
+    class Returns(Narrow):
+        def forward(self, x: Tensor):
+            y = self.norm(self.project(F.relu(self.stem(x))))
+            return self.last(F.relu(self.expand(y))), Answer(y)
+
+    net = build(Held())
+    assert links(net) == [("body.0", "point")]
+    net.body.register_forward_hook(lambda module, given, answer: None)
+    assert links(net) == []
+    assert links(build(Returns())) == []
+
+
+def test_merging_is_exact_and_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
     model, fresh = build(Narrow()), smooth_images(4, seed=3)
     result = by_hand(model, {"project": 16, "expand": 16})
     assert relative(result.model(fresh), model(fresh)) <= 1e-5
@@ -96,6 +130,8 @@ def test_merging_is_exact_and_cheaper() -> None:
     # At rank 6 the narrow end carries 6 channels instead of 16, and the answer is that of the unmerged pair.
     merged = by_hand(model, {"project": 6, "expand": 12})
     assert merged.model.expand.reduce.weight.shape == (12, 6, 1, 1)
+    monkeypatch.setattr("leanconv.job.find_links", lambda *_: [])
+    assert relative(merged.model(fresh), by_hand(model, {"project": 6, "expand": 12}).model(fresh)) <= 1e-5
     alone = by_hand(model, {"project": 6})
     assert [name for name, _ in alone.model.project.named_children()] == ["reduce", "expand"]
 
@@ -136,3 +172,11 @@ def test_linear_layers_too() -> None:
     result = leanconv.accelerate(model, images, 1.5, layers="all", progress=False)
     assert 1.5 <= result.speedup < 1.53
     assert survey(result.model, images[:1], layers="all").macs == result.macs_after
+
+
+def test_what_can_be_reached_counts_merging() -> None:
+    model, images = build(Narrow()), smooth_images(16)
+    most = leanconv.reachable(model, images)
+    for speedup in (0.7 * most, 0.9 * most):
+        result = leanconv.accelerate(model, images, speedup, progress=False, samples=1000)
+        assert speedup <= result.speedup < 1.02 * speedup

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import leanconv
 from leanconv.network import reasons
 from leanconv.network.survey import survey
+from leanconv.network.trial import Trial
 from tests.conftest import relative, settle_batch_norms, smooth_images
 from tests.test_accelerate import full_ranks
 
@@ -333,3 +334,40 @@ def test_one_and_three_dimensions(kind, shape: tuple[int, ...], case: dict) -> N
     result = leanconv.accelerate(net, images, 1.5, skip=[], progress=False, samples=2000)
     assert 1.5 <= result.speedup < 1.53
     assert survey(result.model, images[:1]).macs == result.macs_after
+
+
+def test_numbers_that_are_names_are_not_rounded() -> None:
+    """Ids given as floats: a little less is another word, which says nothing about rounding."""
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(10, 8)
+            self.a, self.b, self.c = nn.Conv1d(8, 8, 3), nn.Conv1d(8, 8, 1), nn.Conv1d(8, 8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(self.words(x.long()).transpose(1, 2))
+            return self.c(3 * y + 0.6 * self.b(y))
+
+    torch.manual_seed(0)
+    net, ids = Words().eval(), torch.randint(10, (16, 12)).float()
+    trial = Trial(net, ids)
+    assert trial._allowed == [1e-3]
+
+
+def test_a_network_that_checks_its_input() -> None:
+    class Strict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            if float(x.max()) > 1:
+                raise ValueError("images must be in [0, 1]")
+            y = self.b(F.relu(self.a(x)))
+            return [y] * (1 + int(x[0, 0, 0, 0] * 1e9) % 2)
+
+    torch.manual_seed(0)
+    images = torch.rand(8, 3, 12, 12)
+    images[:, :, 5, 5] = 1.0
+    assert leanconv.accelerate(Strict().eval(), images, 1.3, progress=False, samples=500).speedup >= 1.3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from collections.abc import Callable
 
@@ -48,6 +49,33 @@ class Noisy(nn.Conv2d):
         return F.conv2d(x, self.weight + 0.1 * torch.randn_like(self.weight), self.bias)
 
 
+class Clamps(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clamp(-4, 4))
+
+
+class PadsToSquare(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        side = max(x.shape[2:])
+        return super().forward(F.pad(x, (0, side - x.shape[3], 0, side - x.shape[2])))
+
+
+class CentresBatches(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if len(x) < 8 else x - x.mean(0))
+
+
+class OnlySomeFilters(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.cat([self.weight[:6], self.weight[:6]])
+        return F.conv2d(x, F.pad(weight, [1, 1, 1, 1]), self.bias)
+
+
+class Strings(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight * 2, self.bias, padding="same", dilation=self.dilation)
+
+
 class Halves(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight / 2, self.bias)
@@ -57,6 +85,17 @@ def old(norm: Callable[[nn.Module], nn.Module], layer: nn.Module) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch prefers its newer ones
         return norm(layer)
+
+
+def patched() -> nn.Module:
+    """torch's own class, with the method that pads exchanged on the instance."""
+    layer = nn.Conv2d(8, 12, 3, padding=1)
+
+    def wraps(self: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.conv2d(F.pad(x, (1, 1, 0, 0), mode="circular"), weight, bias, self.stride, (1, 0))
+
+    layer._conv_forward = types.MethodType(wraps, layer)
+    return layer
 
 
 ONE_CONVOLUTION: dict[str, Callable[[], nn.Module]] = {
@@ -71,12 +110,18 @@ ONE_CONVOLUTION: dict[str, Callable[[], nn.Module]] = {
     "same, groups": lambda: timm.layers.Conv2dSame(8, 12, 3, stride=2, groups=2),
     "standardised, same": lambda: timm.layers.ScaledStdConv2dSame(8, 12, 3, stride=2),
     "padded on one side": lambda: PadsOneSide(8, 12, 3),
+    "padded by name": lambda: Strings(8, 12, (4, 3), dilation=2),
 }
 SOMETHING_ELSE: dict[str, Callable[[], nn.Module]] = {
     "scales": lambda: Scales(8, 12, 3),
     "twice": lambda: Twice(8, 12, 3),
     "noisy": lambda: Noisy(8, 12, 3),
     "pads to even": lambda: PadsToEven(8, 12, 3),
+    "clamps": lambda: Clamps(8, 12, 3),
+    "pads to square": lambda: PadsToSquare(8, 12, 3),
+    "centres batches": lambda: CentresBatches(8, 12, 3),
+    "another shape": lambda: OnlySomeFilters(8, 12, 3),
+    "patched": patched,
 }
 
 
@@ -136,3 +181,57 @@ def test_norm_with_an_activation_of_its_own() -> None:
     result = leanconv.accelerate(net, images, ranks={"2": 12}, scheme="channel", progress=False, samples=3000)
     assert relative(result.model(images), net(images)) <= 1e-5
     assert not any(isinstance(module, nn.BatchNorm2d) for module in result.model.modules())
+
+
+def test_attributes_that_surgery_left_behind() -> None:
+    """Half the filters cut off, a stride given as a number: what the layer does is what counts."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.ReLU())
+    net[2].weight, net[2].bias = nn.Parameter(net[2].weight[:8].detach()), nn.Parameter(net[2].bias[:8].detach())
+    net[2].stride = 2
+    images = smooth_images(16)
+    result = leanconv.accelerate(net, images, ranks={"2": 8}, scheme="channel", progress=False, samples=2000)
+    assert relative(result.model(images), net(images)) <= 1e-5
+
+
+def test_layers_that_rearrange_their_input_do_not_stop_the_rest() -> None:
+    class Flattens(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.flatten(1))
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), Flattens(8 * 12 * 12, 5)).eval()
+    result = leanconv.accelerate(net, smooth_images(8), 1.3, progress=False, samples=500)
+    assert [layer.name for layer in result.layers] == ["2"]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_factors_can_be_trained_where_the_layer_could(frozen: bool) -> None:
+    torch.manual_seed(0)
+    net = network_with(old(nn.utils.weight_norm, nn.Conv2d(8, 12, 3))).requires_grad_(not frozen)
+    result = leanconv.accelerate(net, smooth_images(8), ranks={"2": 6}, scheme="channel", progress=False, samples=500)
+    assert all(parameter.requires_grad is not frozen for parameter in result.model[2].parameters())
+    assert not any(module.training for module in result.model.modules())
+
+
+def test_a_network_may_ask_for_shape_dtype_and_device_of_a_weight() -> None:
+    """Whoever computes with the weight of a replaced layer gets NaN, and the trial run shows it."""
+
+    class Asks(nn.Module):
+        def __init__(self, use: bool) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+            self.use = use
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.relu(self.a(x)).to(self.b.weight.dtype)
+            return self.b(y) * self.b.weight.shape[0] + (self.b.weight.mean() if self.use else 0)
+
+    torch.manual_seed(0)
+    images = smooth_images(8)
+    net = Asks(use=False).eval()
+    result = leanconv.accelerate(net, images, ranks={"b": 8}, scheme="channel", progress=False, samples=1000)
+    assert relative(result.model(images), net(images)) <= 1e-5
+    assert bool(result.model.b.weight.isnan().all())
+    with pytest.raises(leanconv.LeanconvError, match=reasons.NOT_AT_PATH):
+        leanconv.accelerate(Asks(use=True).eval(), images, ranks={"b": 8}, scheme="channel", progress=False)

@@ -34,6 +34,16 @@ class Thin(nn.Module):
         return self.also(F.relu(self.wide(x * torch.sigmoid(self.thin(x)))))
 
 
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.complex = nn.Conv2d(8, 8, 3, dtype=torch.complex64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.complex(self.b(F.relu(self.a(x))).to(torch.complex64)).abs()
+
+
 def test_every_reason_is_given_by_some_network() -> None:
     torch.manual_seed(0)
     seen: dict[str, str] = {}
@@ -41,6 +51,7 @@ def test_every_reason_is_given_by_some_network() -> None:
     seen |= {reason: name for name, reason in odd.items()}
     for case in (
         skipped(Thin().eval()),
+        skipped(Complex().eval(), 1.25),
         skipped(plain_network(), skip=["3"]),
         skipped(plain_network(), ranks={"3": 4}, skip=[]),
         skipped(plain_network(), 1.01, ranks="energy"),

@@ -99,11 +99,14 @@ class Job:
     def reachable(self) -> float:
         """The largest speed-up there is."""
         candidates = [Candidate(name=s.name, geometry=s.geometry, cost=s.cost) for s in self.sites.values()]
-        return reachable(candidates, fixed=self.fixed_macs, scheme=self.options.scheme)
+        return reachable(candidates, self._pairs(), fixed=self.fixed_macs, scheme=self.options.scheme)
+
+    def _pairs(self) -> Pairs:
+        return [(link.giver.name, link.taker.name) for link in self.links]
 
     def run(self, home: torch.device) -> Accelerated:
         plan: Plan | None = None
-        pairs: Pairs = [(link.giver.name, link.taker.name) for link in self.links]
+        pairs = self._pairs()
         if isinstance(self.options.ranks, Mapping):
             geometries = {name: site.geometry for name, site in self.sites.items()}
             plan = by_hand(self.options.ranks, geometries, self.skipped, self.options.scheme)
@@ -158,7 +161,7 @@ class Job:
         _restore(self.accelerated, self.buffers)
         saved = sum(report.macs_before - report.macs_after for report in reports)
         return Accelerated(
-            model=self.accelerated.to(home),
+            model=self.accelerated.eval().to(home),
             layers=reports,
             skipped=in_order(self.skipped, self.survey),
             macs_before=before,

@@ -37,4 +37,5 @@ def folded(model: nn.Module, site: Site, dtype: torch.dtype) -> tuple[Tensor, Te
 
 def without_norm(norm: nn.Module) -> nn.Module:
     """What stays in place of a batch norm that was folded: nothing, or the activation some bring along."""
-    return nn.Sequential(norm.drop, norm.act) if is_norm_with_activation(norm) else nn.Identity()  # type: ignore[arg-type]
+    rest = nn.Sequential(norm.drop, norm.act) if is_norm_with_activation(norm) else nn.Identity()  # type: ignore[arg-type]
+    return rest.train(norm.training)

@@ -42,17 +42,23 @@ class Geometry:
     @classmethod
     def of(cls, layer: nn.Module) -> Geometry:
         if isinstance(layer, nn.Linear):
-            return cls(kind="linear", in_channels=layer.in_features, out_channels=layer.out_features)
+            filters, channels = layer.weight.shape
+            return cls(kind="linear", in_channels=channels, out_channels=filters)
         assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-        padding = layer.padding
+        # Sizes are the weight's: surgery on a network often leaves the attributes behind.
+        filters, channels, *kernel = layer.weight.shape
+
+        def each(value: int | tuple[int, ...]) -> Size:
+            return (value,) * len(kernel) if isinstance(value, int) else tuple(value)
+
         return cls(
             kind=next(kind for base, kind in KINDS.items() if isinstance(layer, base)),
-            in_channels=layer.in_channels,
-            out_channels=layer.out_channels,
-            kernel=tuple(layer.kernel_size),
-            stride=tuple(layer.stride),
-            padding=padding if isinstance(padding, str) else tuple(padding),
-            dilation=tuple(layer.dilation),
+            in_channels=channels * layer.groups,
+            out_channels=filters,
+            kernel=tuple(kernel),
+            stride=each(layer.stride),
+            padding=layer.padding if isinstance(layer.padding, str) else each(layer.padding),
+            dilation=each(layer.dilation),
             padding_mode=layer.padding_mode,
             groups=layer.groups,
         )

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from leanconv.network.factored import Factored
 from leanconv.network.fold import without_norm
 from leanconv.network.plain import is_plain
+from leanconv.network.recognise import has_hooks
 from leanconv.network.replace import Change, Factors, dense_modules, put, set_weights, stand_in
 from leanconv.network.replaceable import dense_copy
 from leanconv.network.sites import Site
@@ -34,7 +36,8 @@ def find_links(trial: Trial, sites: list[Site]) -> list[Link]:
     by_name = {site.name: site for site in sites}
     links = [Link(site, by_name[site.feeds]) for site in sites if site.feeds in by_name]
     links = [link for link in links if _fits(link) and is_plain(trial.model.get_submodule(link.taker.name))]
-    if not links or not trial.tells:
+    links = [link for link in links if not _watched(trial.model, link)]
+    if not links or not trial.tells or trial.opaque:
         return []
     if _survive(trial, links):
         return links
@@ -49,30 +52,41 @@ def _fits(link: Link) -> bool:
     return plain and max(taker.kernel) == 1 and not any(before) and not any(after)
 
 
+def _watched(model: nn.Module, link: Link) -> bool:
+    """Whether somebody's hook may see the tensor between the two: on a module that holds one and not the other."""
+    one, other = _holders(link.giver.tail), _holders(link.taker.name)
+    return any(has_hooks(model.get_submodule(path)) for path in one ^ other)
+
+
+def _holders(path: str) -> set[str]:
+    parts = path.split(".")
+    return {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+
+
 def _survive(trial: Trial, links: list[Link]) -> bool:
-    """With one channel more between them, which carries nothing, the network must answer the same."""
+    """With twice the channels between them, of which the new ones are not listened to, the network must answer the
+    same; whoever else looks at that tensor sees other numbers."""
     givers, takers = {link.giver.name for link in links}, {link.taker.name for link in links}
     stand_ins: dict[str, nn.Module] = {}
     for site in {site.name: site for link in links for site in (link.giver, link.taker)}.values():
         whole = dense_copy(trial.model, site)
-        more_out, more_in = int(site.name in givers), int(site.name in takers)
-        stand_ins[site.name] = _grown(whole, site, more_in, more_out)
+        stand_ins[site.name] = _grown(whole, site, inwards=site.name in takers, outwards=site.name in givers)
         if site.batch_norm is not None:
             stand_ins[site.batch_norm] = without_norm(trial.model.get_submodule(site.batch_norm))
     return trial.holds(stand_ins, givers | takers)
 
 
-def _grown(whole: nn.Sequential, site: Site, more_in: int, more_out: int) -> nn.Module:
-    g = site.geometry
-    geometry = replace(g, in_channels=g.in_channels + more_in, out_channels=g.out_channels + more_out)
+def _grown(whole: nn.Sequential, site: Site, *, inwards: bool, outwards: bool) -> nn.Module:
     old = whole[-1]
     assert isinstance(old.weight, Tensor)
     assert isinstance(old.bias, Tensor)
+    weight, bias = old.weight.detach(), old.bias.detach()
+    if inwards:
+        weight = torch.cat([weight, torch.zeros_like(weight)], 1)
+    if outwards:
+        weight, bias = torch.cat([weight, -2 * weight]), torch.cat([bias, torch.ones_like(bias)])
+    geometry = replace(site.geometry, in_channels=weight.shape[1], out_channels=weight.shape[0])
     bigger = dense_modules(geometry).to(old.weight)
-    weight = torch.zeros_like(bigger[-1].weight)  # type: ignore[arg-type]
-    weight[: g.out_channels, : g.in_channels] = old.weight.detach()
-    bias = torch.zeros_like(bigger[-1].bias)  # type: ignore[arg-type]
-    bias[: g.out_channels] = old.bias.detach()
     set_weights(bigger, Factors((weight,), bias))
     return bigger
 
@@ -81,7 +95,7 @@ def _grown(whole: nn.Sequential, site: Site, more_in: int, more_out: int) -> nn.
 def join(model: nn.Module, giver: Change, taker: Change) -> tuple[Change, Change]:
     """Take the last factor of ``giver`` into the first filters of ``taker``; both as they now are."""
     first, second = model.get_submodule(giver.name), model.get_submodule(taker.name)
-    assert isinstance(first, nn.Sequential)
+    assert isinstance(first, Factored)
     p, b = _matrix(first[-1]), _bias(first[-1])
     layers = list(second) if isinstance(second, nn.Sequential) else [second]
     w = _matrix(layers[0])
@@ -92,7 +106,7 @@ def join(model: nn.Module, giver: Change, taker: Change) -> tuple[Change, Change
     weights = (w @ p, *(_matrix(layer) for layer in layers[1:]))
     bias = _bias(layers[-1]) + shift
     open_giver, narrow_taker = replace(giver, open=True), replace(taker, inputs=p.shape[1])
-    put(model, giver.name, first[:-1])
+    put(model, giver.name, Factored(list(first.named_children())[:-1], first.weight.shape).train(first.training))
     put(model, taker.name, stand_in(narrow_taker, layers[0], Factors(weights, bias)))
     return open_giver, narrow_taker
 

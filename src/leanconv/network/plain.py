@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from leanconv.network.geometry import KINDS, Geometry, Size
-from leanconv.network.recognise import CONVOLUTIONS
+from leanconv.network.recognise import CONVOLUTIONS, has_own_forward
 
 _DEFAULTS: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 
@@ -32,37 +32,45 @@ class Plain:
 
 def is_plain(layer: nn.Module) -> bool:
     """Whether the layer is torch's own, its weight a parameter."""
-    return type(layer) in (*KINDS, nn.Linear) and isinstance(layer.weight, nn.Parameter)
+    own_class = type(layer) in (*KINDS, nn.Linear)
+    return own_class and isinstance(layer.weight, nn.Parameter) and not has_own_forward(layer)
 
 
 def plain_form(layer: nn.Module, in_size: Size) -> Plain | None:
     """What ``layer`` computes on maps of ``in_size`` and others, or None if that is no single convolution."""
-    if _inherits_forward(layer):
+    if inherits_forward(layer):
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, Tensor)
         return Plain(Geometry.of(layer), weight.detach(), bias.detach() if isinstance(bias, Tensor) else None)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return _observed(layer, in_size)
+            found = _observed(layer, in_size)
+        # Another shape than the layer's own weight has would cost what nobody counted.
+        return found if found is not None and found.weight.shape == layer.weight.shape else None
     except Exception:  # it cannot run alone, or does something else: either way nothing is known of it
         return None
 
 
-def _inherits_forward(layer: nn.Module) -> bool:
+def inherits_forward(layer: nn.Module) -> bool:
+    """Whether the layer computes what torch's own class does."""
     base = next(kind for kind in (*KINDS, nn.Linear) if isinstance(layer, kind))
     same = all(getattr(type(layer), name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward"))
-    return same and "forward" not in vars(layer)
+    return same and not has_own_forward(layer)
 
 
 def _observed(layer: nn.Module, in_size: Size) -> Plain | None:
     if isinstance(layer, nn.Linear):
-        seen = [_run(layer, torch.Size([rows, layer.in_features])) for rows in (2, 3)]
+        shapes: list[tuple[int, ...]] = [(rows, layer.in_features) for rows in (2, 9, 1)]
     else:
         first = Geometry.of(layer)
         extent = [d * (k - 1) + 1 for d, k in zip(first.dilation, first.kernel, strict=True)]
-        # Padding may depend on the size: look at the size the network uses and at some in a row.
-        sizes = [in_size, *(tuple(e + 4 + more for e in extent) for more in range(max(first.stride) + 2))]
-        seen = [_run(layer, torch.Size([1, first.in_channels, *size])) for size in sizes]
+        # Padding may depend on the size: look at the size the network uses and at some in a row, never square.
+        count = max(first.stride) + 2
+        sizes = [in_size, *([e + 4 + more + axis for axis, e in enumerate(extent)] for more in range(count))]
+        shapes = [(1 + 8 * (number % 2), first.in_channels, *size) for number, size in enumerate(sizes)]
+    # A forward may also depend on how large or how many the numbers are.
+    largest = 100.0 if layer.weight.dtype == torch.float16 else 1000.0
+    seen = [_run(layer, shape, (1.0, 0.001, largest)[number % 3]) for number, shape in enumerate(shapes)]
     found = [item for item in seen if item is not None]
     if len(found) < len(seen) or not all(_same_filters(found[0], other) for other in found[1:]):
         return None
@@ -92,10 +100,10 @@ def _same_filters(one: Plain, other: Plain) -> bool:
     return one.bias is None or other.bias is None or torch.equal(one.bias, other.bias)
 
 
-def _run(layer: nn.Module, shape: torch.Size) -> _Seen | None:
-    """One run on a map of positive numbers, so that zeros put around it can be told from it."""
+def _run(layer: nn.Module, shape: tuple[int, ...], scale: float) -> _Seen | None:
+    """One run on a map of numbers of both signs, none near zero, so that zeros put around it can be told from it."""
     assert isinstance(layer.weight, Tensor)
-    x = torch.rand(shape).to(layer.weight) + 0.5
+    x = (scale * (torch.rand(shape) + 0.5) * torch.randn(shape).sign()).to(layer.weight)
     with _Calls() as watch:
         output = layer(x.clone())
     if len(watch.calls) != 1:
@@ -111,26 +119,27 @@ def _run(layer: nn.Module, shape: torch.Size) -> _Seen | None:
         return _Seen(Geometry(kind="linear", in_channels=weight.shape[1], out_channels=len(weight)), weight, bias)
     dimensions = len(shape) - 2
     margins = _margins(values["input"], x)
-    if margins is None or isinstance(values["padding"], str):
+    if margins is None:
         return None
 
     def each(name: str) -> Size:
         value = values[name]
         return (value,) * dimensions if isinstance(value, int) else tuple(value) * (dimensions // len(value))
 
-    inner = each("padding")
+    padding = values["padding"]
     geometry = Geometry(
         kind=next(kind for base, kind in KINDS.items() if isinstance(layer, base)),
         in_channels=shape[1],
         out_channels=len(weight),
         kernel=tuple(weight.shape[2:]),
         stride=each("stride"),
-        padding=tuple(margin + more for margin, more in zip(margins[0], inner, strict=True)),
-        padding_after=tuple(margin + more for margin, more in zip(margins[1], inner, strict=True)),
+        padding=padding if isinstance(padding, str) else each("padding"),
         dilation=each("dilation"),
         groups=values["groups"],
     )
-    return _Seen(geometry, weight, bias, in_size=tuple(shape[2:]))
+    inner = geometry.margins(tuple(values["input"].shape[2:]))
+    before, after = (tuple(a + b for a, b in zip(*pair, strict=True)) for pair in zip(margins, inner, strict=True))
+    return _Seen(replace(geometry, padding=before, padding_after=after), weight, bias, in_size=tuple(shape[2:]))
 
 
 def _margins(padded: Tensor, x: Tensor) -> tuple[Size, Size] | None:

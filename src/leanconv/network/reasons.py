@@ -14,6 +14,7 @@ SHARED = "shares its weight with another layer"
 DEPTHWISE = "depthwise: one input channel a filter, nothing to reduce"
 TRANSPOSED = "transposed convolution"
 CUSTOM = "its class has a forward of its own that is not one convolution"
+NOT_REAL = "its weight is not made of floating-point numbers"
 HOOKED = "carries hooks, whose work would be lost"
 FUNCTION = "called as a function, not as a module"
 NOT_AT_PATH = "the network reaches it other than by calling the module at its path"
@@ -31,6 +32,7 @@ ALL = (
     DEPTHWISE,
     TRANSPOSED,
     CUSTOM,
+    NOT_REAL,
     HOOKED,
     FUNCTION,
     NOT_AT_PATH,

@@ -70,8 +70,13 @@ def has_hooks(module: nn.Module) -> bool:
         or module._forward_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or "forward" in vars(module)
+        or has_own_forward(module)
     )
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether a method that computes was put on the instance."""
+    return not {"forward", "_conv_forward"}.isdisjoint(vars(module))
 
 
 def is_batch_norm(module: nn.Module) -> bool:

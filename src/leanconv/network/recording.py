@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from leanconv.errors import LeanconvError
+from leanconv.network.geometry import KINDS, Geometry
+from leanconv.network.plain import inherits_forward
 from leanconv.network.recognise import (
     CONVOLUTIONS,
     LAYERS,
@@ -41,6 +43,18 @@ def tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for item in vars(value).values():
+            yield from tensors(item)
+
+
+def opaque(value: Any) -> bool:
+    """Whether ``value`` holds something ``tensors`` cannot look into."""
+    if isinstance(value, (list, tuple, dict)):
+        return any(opaque(item) for item in (value.values() if isinstance(value, dict) else value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return any(opaque(item) for item in vars(value).values())
+    return not isinstance(value, (Tensor, str, int, float, complex, type(None)))
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -120,7 +134,7 @@ class Recording(TorchFunctionMode):
     def enter(self, name: str, module: nn.Module, arguments: Any) -> list[Key]:
         self._inside += 1
         inputs = list(tensors(arguments))
-        if isinstance(module, LAYERS) and inputs:
+        if isinstance(module, (*KINDS, nn.Linear)) and inputs and inherits_forward(module):
             _check_input(name, module, inputs[0])
         return [_key(tensor) for tensor in inputs]
 
@@ -133,12 +147,9 @@ class Recording(TorchFunctionMode):
 
 
 def _check_input(name: str, layer: nn.Module, x: Tensor) -> None:
-    if isinstance(layer, nn.Linear):
-        wanted, found = layer.in_features, x.shape[-1] if x.dim() else 0
-    else:
-        wanted = int(layer.in_channels)  # type: ignore[arg-type]
-        axis = x.dim() - len(layer.kernel_size) - 1  # type: ignore[arg-type]
-        found = x.shape[axis] if 0 <= axis < x.dim() else 0
+    g = Geometry.of(layer)
+    axis = x.dim() - 1 - (0 if g.kind == "linear" else len(g.kernel))
+    wanted, found = g.in_channels, x.shape[axis] if 0 <= axis < x.dim() else 0
     if wanted != found:
         raise LeanconvError(
             f"layer {name!r} takes {wanted} input channels but was given {found} (input shape "

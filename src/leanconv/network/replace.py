@@ -1,4 +1,4 @@
-"""Factors in place of a layer, at the same module path, made of plain torch modules.
+"""Factors in place of a layer, at the same module path.
 
 A *change* is the description of one replacement. It holds all that is needed to rebuild the modules; the weights
 travel in the state dict.
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from leanconv.network.factored import Factored
 from leanconv.network.fold import without_norm
 from leanconv.network.geometry import Geometry, Scheme
 from leanconv.network.padding import pad_module
@@ -22,7 +23,7 @@ from leanconv.network.recognise import LAYERS
 
 Form = Scheme | Literal["merged"]
 
-CONVOLUTIONS: dict[str, Callable[..., nn.Module]] = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
+CLASSES: dict[str, Callable[..., nn.Module]] = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class Change:
 
     Where a layer has handed its 1 x 1 factor on to the next (see ``links``), it is ``open``: it ends without that
     factor. The layer that took it has ``inputs`` channels coming in; if it is not factorised itself its scheme is
-    "merged" and its ranks () .
+    "merged" and its ranks are empty.
     """
 
     name: str
@@ -98,7 +99,7 @@ def _factor_modules(change: Change) -> nn.Sequential:
         return _sequence(
             pad=pad_module(g),
             reduce=_convolution(g, wide, bias=False),
-            expand=CONVOLUTIONS[g.kind](wide, g.out_channels, 1, groups=g.groups),
+            expand=CLASSES[g.kind](wide, g.out_channels, 1, groups=g.groups),
         )
     spatial_rank = change.ranks[0]
     vertical = _one_way(g, 0, g.in_channels, spatial_rank, bias=False)
@@ -126,7 +127,7 @@ def _sequence(**modules: nn.Module | None) -> nn.Sequential:
 
 
 def _convolution(g: Geometry, filters: int, *, bias: bool) -> nn.Module:
-    return CONVOLUTIONS[g.kind](
+    return CLASSES[g.kind](
         g.in_channels,
         filters,
         g.kernel,
@@ -168,7 +169,7 @@ def replace(model: nn.Module, change: Change, factors: Factors | None = None) ->
         put(model, change.batch_norm, without_norm(model.get_submodule(change.batch_norm)))
 
 
-def stand_in(change: Change, old: nn.Module, factors: Factors | None) -> nn.Sequential:
+def stand_in(change: Change, old: nn.Module, factors: Factors | None) -> Factored:
     """The modules of a change with the dtype, device, memory format and flags of the layer they replace."""
     assert isinstance(old.weight, Tensor)
     with torch.device(old.weight.device):
@@ -178,8 +179,9 @@ def stand_in(change: Change, old: nn.Module, factors: Factors | None) -> nn.Sequ
         set_weights(new, factors)
     if _channels_last(old.weight):
         new.to(memory_format=torch.channels_last)
-    new.requires_grad_(old.weight.requires_grad)
-    return new.train(old.training)
+    # A weight that is computed from others carries no flag of its own.
+    new.requires_grad_(any(parameter.requires_grad for parameter in old.parameters()))
+    return Factored(new.named_children(), old.weight.shape).train(old.training)
 
 
 @torch.no_grad()

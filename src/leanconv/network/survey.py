@@ -13,7 +13,7 @@ from leanconv.errors import LeanconvError
 from leanconv.network import reasons
 from leanconv.network.geometry import Cost, Geometry, Size
 from leanconv.network.plain import plain_form
-from leanconv.network.recognise import LAYERS, has_hooks
+from leanconv.network.recognise import LAYERS, has_hooks, has_own_forward
 from leanconv.network.recording import Event, Key, recording, tensors
 from leanconv.network.sites import ActivationSpec, Layer, Site, Survey
 
@@ -85,11 +85,13 @@ def _weight_owners(model: nn.Module) -> Counter[int]:
     )
 
 
-def _refusal(module: nn.Module, hooked: bool, calls: int, owners: Counter[int]) -> str | None:
+def _refusal(module: Any, hooked: bool, calls: int, owners: Counter[int]) -> str | None:
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return reasons.TRANSPOSED
-    if "forward" in vars(module):
+    if has_own_forward(module):
         return reasons.CUSTOM
+    if not module.weight.is_floating_point():
+        return reasons.NOT_REAL
     if hooked:
         return reasons.HOOKED
     if calls > 1:
@@ -134,7 +136,7 @@ def _describe(event: Event, module: nn.Module, batch: int) -> Layer:
         in_channels=conv.in_channels,
         out_channels=conv.out_channels,
         kernel=tuple(conv.kernel_size),
-        stride=tuple(conv.stride),
+        stride=(conv.stride,) * dimensions if isinstance(conv.stride, int) else tuple(conv.stride),
         groups=conv.groups,
         out_size=tuple(size),
         macs=positions * weight.numel() // batch,

@@ -2,8 +2,8 @@
 
 from leanconv.ranks.by_hand import by_hand
 from leanconv.ranks.candidates import Candidate, Choice, Plan
-from leanconv.ranks.merged import Pairs, active, macs_after, select_merged
-from leanconv.ranks.select import reachable, select
+from leanconv.ranks.merged import Pairs, active, macs_after, reachable, select_merged
+from leanconv.ranks.select import select
 
 __all__ = [
     "Candidate",

@@ -33,11 +33,11 @@ def select(
     """A plan with ``speedup <= before / after < 1.02 speedup``.
 
     ``fixed`` is the cost of the layers that are counted but not candidates, ``saved`` what will be saved besides by
-    merging. Raises LeanconvError, with the largest
-    number that can be reached, where the target cannot.
+    merging. Raises LeanconvError, with the largest number that can be reached, where the target cannot.
     """
     before = fixed + sum(candidate.cost.dense for candidate in candidates)
-    most = reachable(candidates, fixed=fixed, scheme=scheme)
+    fixed -= saved  # from here on only what comes after counts
+    most = before / (fixed + sum(candidate.macs(cheapest(candidate, scheme)) for candidate in candidates))
     if most <= 1.005:
         raise LeanconvError(
             f"speedup={speedup:g} cannot be reached: the {scheme} scheme can make no layer of this network cheaper; "
@@ -49,7 +49,6 @@ def select(
             f"{math.floor(100 * most + 1e-9) / 100:.2f}x; ask for at most that"
             + (", or skip fewer layers." if fixed else ".")
         )
-    fixed -= saved  # from here on only what comes after counts
     # The epsilon: 680 / 1.36 must be 500, not 499.
     budget = math.floor(before / speedup * (1 + 1e-12)) - fixed
     plan: Plan | None
@@ -70,12 +69,6 @@ def select(
         if _within(candidates, exact, fixed, before, speedup):
             return exact
     raise LeanconvError(_too_coarse(options, fixed, before, budget, speedup))
-
-
-def reachable(candidates: list[Candidate], *, fixed: int, scheme: Scheme) -> float:
-    """The largest speed-up there is: every layer at its cheapest, whatever that does to the answers."""
-    before = fixed + sum(candidate.cost.dense for candidate in candidates)
-    return before / (fixed + sum(_cheapest(candidate, scheme) for candidate in candidates))
 
 
 def _pointwise_share(candidates: list[Candidate]) -> float:
@@ -115,13 +108,14 @@ def _within(candidates: list[Candidate], plan: Plan, fixed: int, before: int, sp
     return speedup <= before / after < WINDOW * speedup
 
 
-def _cheapest(candidate: Candidate, scheme: Scheme) -> int:
+def cheapest(candidate: Candidate, scheme: Scheme) -> Choice | None:
+    """The form that costs least, whatever it does to the answers; None for dense."""
     forms = [Choice("channel", (1,))] if _has_channel(scheme) else []
     if _has_spatial(scheme) and candidate.geometry.splits_spatially:
         forms.append(Choice("spatial", (1,)))
         if scheme == "3d":
             forms.append(Choice("3d", (1, 1)))
-    return min([candidate.cost.dense, *(candidate.macs(form) for form in forms)])
+    return min([None, *forms], key=candidate.macs)
 
 
 def _has_channel(scheme: Scheme) -> bool:
@@ -182,7 +176,7 @@ def _three_d(candidates: list[Candidate], budget: int, method: Method) -> Plan |
     a common speed-up t by their d''. With the 1 x 1 filters counted t is a little over sqrt(speedup).
     """
     dense = sum(c.cost.dense for c in candidates)
-    least = sum(_cheapest(c, "channel") for c in candidates)
+    least = sum(c.macs(cheapest(c, "channel")) for c in candidates)
 
     def at(factor: float) -> tuple[list[Ladder], Ranks, Plan, int]:
         channel_budget = max(int(dense / factor), least)

@@ -56,15 +56,16 @@ class Moments:
             scatter.addmm_(centred.T, centred)
         return cls(count, mean, scatter)
 
-    def regular(self, prior: Tensor | None = None) -> Tensor:
+    def regular(self, prior: Tensor) -> Tensor:
         """Scatter with pseudo-samples whose response equals their target.
 
-        ``prior`` (d x d) is their scatter, up to scale (``ResponseSpace``). Without it they lie anywhere.
+        ``prior`` (d x d) is their scatter, up to scale (``ResponseSpace``); filters that are all zero say nothing, and
+        then they lie anywhere.
         """
         width = len(self.mean)
         variance = float(self.scatter.diagonal().mean())
         weight = variance * (UNSEEN + FEW * (width / max(self.count, 1)) ** 2) if variance > 0 else 1.0
-        if prior is None or not float(prior.diagonal().mean()) > 0:
+        if not float(prior.diagonal().mean()) > 0:
             prior = torch.eye(width, dtype=torch.float64, device=self.mean.device)
         return self.scatter + prior.to(torch.float64) * (weight / float(prior.diagonal().mean()))
 

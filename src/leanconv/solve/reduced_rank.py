@@ -30,7 +30,7 @@ class Regressor:
 
     coordinates: Tensor  # x: n x m, in the dtype of the samples; y itself without a basis
     mean: Tensor  # of x
-    root: Tensor  # (X X^T)^(1/2), m x m
+    root: Tensor  # B (X X^T)^(1/2), d x m
     inverse_root: Tensor
     inverse: Tensor
     basis: Tensor | None
@@ -41,12 +41,13 @@ class Regressor:
         x = space.coordinates(y)
         moments = Moments.of(x)
         root, inverse_root = roots(moments.regular(space.prior), moments.noise(y.dtype))
+        if space.basis is not None:
+            root = space.basis @ root
         return cls(x, moments.mean, root, inverse_root, inverse_root @ inverse_root, space.basis)
 
     def whitened(self, difference_by_x: Tensor) -> Tensor:
         """A (d x m) from the centred sum (z - y) x^T (d x m)."""
-        root = self.root if self.basis is None else self.basis @ self.root
-        a: Tensor = root + difference_by_x @ self.inverse_root
+        a: Tensor = self.root + difference_by_x @ self.inverse_root
         return a
 
     def solution(self, u: Tensor, difference_by_x: Tensor, z_mean: Tensor, dtype: torch.dtype) -> LowRank:
