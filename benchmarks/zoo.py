@@ -67,6 +67,7 @@ class Row:
     target: float | None = None
     speedup: float | None = None
     full_rank_error: float | None = None
+    full_rank_dtype: str = ""
     saved_equal: bool | None = None
     exports: bool | None = None
     skipped: dict[str, int] = field(default_factory=dict)  # reason -> layers
@@ -95,6 +96,15 @@ def settle(model: nn.Module, images: Tensor) -> nn.Module:
     for module, momentum in momenta.items():
         module.momentum = momentum
     return model.eval()
+
+
+def in_double(model: nn.Module, images: Tensor, fresh: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
+    """All in float64, or as they are if the network makes float32 numbers of its own on the way."""
+    try:
+        output(model.double(), fresh.double())
+    except RuntimeError:
+        return model.float(), images, fresh
+    return model, images.double(), fresh.double()
 
 
 def output(model: nn.Module, images: Tensor) -> Tensor:
@@ -214,7 +224,8 @@ def _check(entry: Entry, row: Row) -> None:
 
     # In float64: a deep network with random weights multiplies rounding a thousand times on its way to the answer
     # (ResNet-152 in float32 is 5e-4 away from itself in float64), which would hide what is looked for.
-    exact, images, fresh = model.double(), images.double(), fresh.double()
+    exact, images, fresh = in_double(model, images, fresh)
+    row.full_rank_dtype = str(fresh.dtype).removeprefix("torch.")
     wanted = output(exact, fresh)
     ranks = full_ranks(prepared(exact, images, layers, large))
     whole = leanconv.accelerate(exact, images, ranks=ranks, solver="linear", asymmetric=False, skip=[], **common)
@@ -286,7 +297,7 @@ def write(rows: list[Row], folder: Path) -> None:
         "*Layers*: conv counts convolutions, all counts Linear layers too. *Left out*: the largest layers, to save "
         "time. *Reachable*: every rank at 1. *Solver*: linear in networks of over "
         f"{LARGE / 1e6:.0f} million parameters, to save time. *Exact*: relative error of the answer at full rank "
-        "(linear, symmetric), in float64. *Left alone* at the achieved speed-up: layers and the reason.",
+        "(linear, symmetric), in float64 but for networks that only run in float32. *Left alone* at the achieved speed-up: layers and the reason.",
         "",
         "| network | layers | sites | reachable | solver | achieved | exact | saved = loaded | exports | left alone |",
         "|---|---|---|---|---|---|---|---|---|---|",

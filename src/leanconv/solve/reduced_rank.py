@@ -20,7 +20,7 @@ class Regressor:
     A = Z Y^T (Y Y^T)^(-1/2); then M = U U^T M^. All centred, all float64, d x d.
 
     In a ``space`` of m < d dimensions everything is done on the coordinates x, with its basis B where the identity
-    was: m x m and d x m matrices instead of d x d ones, and the same answer.
+    was: m x m and d x m matrices instead of d x d ones.
 
     Z Y^T is written as Y Y^T + (Z - Y) Y^T, so that M^ = I + (Z - Y) Y^T (Y Y^T)^-1. The targets are close to the
     inputs, so the second term is small and may be accumulated in float32: at Z = Y the answer is the identity to

@@ -14,7 +14,8 @@ class ResponseSpace:
 
     With fewer inputs than filters, m < d, that is a space of m dimensions: y = B x + constant with ``basis`` B
     (d x m, orthonormal) and coordinates x = B^T y. Solving for x is solving for y, with matrices of m x m and d x m
-    instead of d x d. Without a basis the coordinates are y itself.
+    instead of d x d (and, with few samples, pseudo-samples for m unknowns a row instead of d: ``Moments.regular``).
+    Without a basis the coordinates are y itself.
 
     ``prior`` is the scatter of x, up to scale, in response to white noise: W W^T, or B^T W W^T B. Where the images
     show nothing, it says where responses can be. Float64.
