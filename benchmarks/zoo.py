@@ -297,7 +297,8 @@ def write(rows: list[Row], folder: Path) -> None:
         "*Layers*: conv counts convolutions, all counts Linear layers too. *Left out*: the largest layers, to save "
         "time. *Reachable*: every rank at 1. *Solver*: linear in networks of over "
         f"{LARGE / 1e6:.0f} million parameters, to save time. *Exact*: relative error of the answer at full rank "
-        "(linear, symmetric), in float64 but for networks that only run in float32. *Left alone* at the achieved speed-up: layers and the reason.",
+        "(linear, symmetric), in float64 but for networks that only run in float32. *Left alone* at the achieved "
+        "speed-up: layers and the reason.",
         "",
         "| network | layers | sites | reachable | solver | achieved | exact | saved = loaded | exports | left alone |",
         "|---|---|---|---|---|---|---|---|---|---|",
