@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import leanconv
+from leanconv.network import reasons
 from leanconv.solve import activation, nonlinear, pca, reduced_rank
 from tests.conftest import plain_network, relative, smooth_images
 
@@ -46,3 +48,18 @@ def test_device_argument_brings_the_result_home() -> None:
     result = leanconv.accelerate(model, images, 2.0, device="cuda", progress=False)
     assert {p.device.type for p in result.model.parameters()} == {"cpu"}
     assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
+def test_a_deep_network_keeps_its_sites() -> None:
+    """TF32 rounds to ten bits, and a deep network multiplies that; the trial must not take it for a difference."""
+    from torchvision.models import resnet101
+
+    torch.manual_seed(0)
+    model, images = resnet101().cuda(), torch.randn(32, 3, 64, 64)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model.train()(images.cuda())
+    result = leanconv.accelerate(model.eval(), images, 1.5, progress=False, samples=2000)
+    assert reasons.NOT_AT_PATH not in result.skipped.values()
