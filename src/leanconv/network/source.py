@@ -6,10 +6,12 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from leanconv.errors import LeanconvError, unknown_name
 from leanconv.network.recognise import has_hooks
@@ -57,12 +59,11 @@ def identify(model: nn.Module) -> Source:
 
         outputs = _last_outputs(model)
         family = [name for name in list_models() if get_model_builder(name).__module__ == kind.__module__]
-        for name in family:
-            for classes in (None, outputs):
-                for flags in VARIANTS:
-                    source = Source(library="torchvision", name=name, classes=classes, flags=flags)
-                    if _same_shape(model, source):
-                        return source
+        # The builders' own choices first: most networks are that.
+        for flags, classes, name in product(VARIANTS, (None, outputs), family):
+            source = Source(library="torchvision", name=name, classes=classes, flags=flags)
+            if _same_shape(model, source):
+                return source
     return Source(library="other", name=f"{kind.__module__}.{kind.__qualname__}")
 
 
@@ -129,12 +130,21 @@ def _same_shape(model: nn.Module, source: Source) -> bool:
     RegNet's builders compute with tensors and fail there; such a network is 'other' unless the caller knows its name.
     """
     try:
-        with torch.device("meta"), warnings.catch_warnings():
+        with torch.device("meta"), _NoInitialisation(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             other = build(source)
     except Exception:
         return False
     return _fingerprint(model) == _fingerprint(other)
+
+
+class _NoInitialisation(TorchFunctionMode):
+    """Weights without values need no initial ones, and computing these takes most of the time of building."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init" or func in (Tensor.normal_, Tensor.uniform_):
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def _fingerprint(model: nn.Module) -> list[Any]:
