@@ -130,6 +130,7 @@ def test_merging_is_exact_and_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
     # At rank 6 the narrow end carries 6 channels instead of 16, and the answer is that of the unmerged pair.
     merged = by_hand(model, {"project": 6, "expand": 12})
     assert merged.model.expand.reduce.weight.shape == (12, 6, 1, 1)
+    assert merged.model.expand.weight.shape == model.expand.weight.shape
     monkeypatch.setattr("leanconv.job.find_links", lambda *_: [])
     assert relative(merged.model(fresh), by_hand(model, {"project": 6, "expand": 12}).model(fresh)) <= 1e-5
     alone = by_hand(model, {"project": 6})

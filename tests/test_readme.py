@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 
 
 def test_readme_python(tmp_path: Path) -> None:
@@ -26,9 +28,21 @@ def test_readme_python(tmp_path: Path) -> None:
 
 
 def test_readme_tables_are_the_committed_results() -> None:
-    results = Path(__file__).parents[1] / "benchmarks" / "results"
+    results = ROOT / "benchmarks" / "results"
     for name in ("vgg16_imagenet.md", "solver-cpu.md", "solver-cuda.md"):
         assert (results / name).read_text().strip() in README, f"{name} changed; copy it into the README"
+    networks = (ROOT / "docs" / "networks.md").read_text()
+    assert (results / "residual.md").read_text().strip() in networks, (
+        "residual.md changed; copy it into docs/networks.md"
+    )
+    count = len(json.loads((results / "zoo.json").read_text())["rows"])
+    assert f"[a table of {count} networks](benchmarks/results/zoo.md)" in README
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_every_command_in_the_readme_exists() -> None:

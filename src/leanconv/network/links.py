@@ -107,7 +107,7 @@ def join(model: nn.Module, giver: Change, taker: Change) -> tuple[Change, Change
     bias = _bias(layers[-1]) + shift
     open_giver, narrow_taker = replace(giver, open=True), replace(taker, inputs=p.shape[1])
     put(model, giver.name, Factored(list(first.named_children())[:-1], first.weight.shape).train(first.training))
-    put(model, taker.name, stand_in(narrow_taker, layers[0], Factors(weights, bias)))
+    put(model, taker.name, stand_in(narrow_taker, second, Factors(weights, bias)))
     return open_giver, narrow_taker
 
 
@@ -118,5 +118,5 @@ def _matrix(layer: nn.Module) -> Tensor:
 
 def _bias(layer: nn.Module) -> Tensor:
     assert isinstance(layer.weight, Tensor)
-    bias = layer.bias
-    return bias.detach().to(torch.float64) if isinstance(bias, Tensor) else layer.weight.new_zeros(len(layer.weight))
+    bias = layer.bias if isinstance(layer.bias, Tensor) else layer.weight.new_zeros(len(layer.weight))
+    return bias.detach().to(torch.float64)

@@ -73,7 +73,7 @@ class Trial:
             inputs = map_tensors(lambda tensor: change(tensor.detach()), self._sample)
             torch.default_generator.manual_seed(0)
             answer = self.model(inputs)
-            self.opaque = opaque(answer)
+            self.opaque |= opaque(answer)
             return [output.detach().clone() for output in tensors(answer)]
 
     @contextmanager
