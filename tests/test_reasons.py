@@ -66,3 +66,12 @@ def test_the_documented_list_is_the_list() -> None:
     section = DOCUMENT.partition("## Reasons")[2].partition("\n## ")[0]
     documented = [line.split(" | ")[0].removeprefix("| ") for line in section.splitlines() if line.startswith("| ")]
     assert documented[1:] == list(reasons.ALL)
+
+
+def test_people_see_a_line_a_reason() -> None:
+    skipped = {f"conv{number}": reasons.DEPTHWISE for number in range(6)} | {"stem": reasons.FIRST}
+    lines = reasons.by_reason(skipped)
+    assert lines == [
+        f"conv0, conv1, conv2, conv3 and 2 more ({reasons.DEPTHWISE})",
+        f"stem ({reasons.FIRST})",
+    ]

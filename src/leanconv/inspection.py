@@ -15,6 +15,7 @@ from leanconv.errors import LeanconvError
 from leanconv.fit import site_activation
 from leanconv.network.failure import model_failed
 from leanconv.network.fold import folded
+from leanconv.network.reasons import by_reason
 from leanconv.network.sites import Survey
 from leanconv.network.survey import survey
 from leanconv.table import table
@@ -76,7 +77,7 @@ class Inspection:
         ]
         heads = ["layer", "type", "filter", "channels", "output", "MMACs", "MACs %", "activation", "sparsity"]
         lines = [table(heads, rows, left=2)]
-        lines += [f"cannot be accelerated: {name} ({why})" for name, why in self.survey.skipped.items()]
+        lines += [f"cannot be accelerated: {line}" for line in by_reason(self.survey.skipped)]
         lines.append(f"{total / 1e6:.1f} million multiply-accumulates an image in {len(rows)} layers")
         if not self.zeros:
             lines.append("sparsity is measured on pictures: give --images PATH")

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from leanconv.network.reasons import by_reason
 from leanconv.network.replace import Change, Form
 from leanconv.network.source import Source
 from leanconv.options import Options
@@ -93,7 +94,7 @@ class Accelerated:
         ]
         heads = ["layer", "scheme", "ranks", "MMACs", "after", "ratio", "energy", "error"]
         lines = [table(heads, rows, left=2)]
-        lines += [f"left alone: {name} ({why})" for name, why in self.skipped.items()]
+        lines += [f"left alone: {line}" for line in by_reason(self.skipped)]
         lines.append(
             f"{self.speedup:.3f}x fewer MACs: {self.macs_before / 1e6:.1f} M -> {self.macs_after / 1e6:.1f} M; "
             f"parameters {self.parameters_before / 1e6:.2f} M -> {self.parameters_after / 1e6:.2f} M"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from leanconv.errors import listing
+
 FIRST = "the first convolution, kept by default (skip=[] includes it)"
 ASKED = "named in skip"
 NOT_NAMED = "not named in ranks"
@@ -37,3 +39,11 @@ ALL = (
     FUNCTION,
     NOT_AT_PATH,
 )
+
+
+def by_reason(skipped: dict[str, str], limit: int = 4) -> list[str]:
+    """A line a reason, for people: the layers it holds for, the first few by name."""
+    layers: dict[str, list[str]] = {}
+    for name, reason in skipped.items():
+        layers.setdefault(reason, []).append(name)
+    return [f"{listing(names, limit)} ({reason})" for reason, names in layers.items()]
