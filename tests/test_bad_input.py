@@ -87,7 +87,7 @@ def test_nan_names_the_layer(network: nn.Module, pictures: Tensor) -> None:
 def test_wrapped_and_wrong_models(pictures: Tensor, network: nn.Module) -> None:
     for model, message in [
         ("vgg16", "model is a str"),
-        (nn.DataParallel(network), "model.module"),
+        (nn.DataParallel(plain_network()), "model.module"),  # it moves a network to the GPU
         (torch.jit.trace(network, pictures[:1]), "TorchScript"),
         (nn.Sequential(nn.Flatten(), nn.Linear(768, 4)), "no convolution"),
         (nn.Sequential(nn.LazyConv2d(4, 3)), "lazy"),
