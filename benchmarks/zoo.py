@@ -50,6 +50,7 @@ SETTLING = 8  # images for the statistics of batch norms: with fewer, variances 
 SAMPLES = 256  # responses a layer; these are checks of the machinery, not of accuracy
 EXACT = 1e-4
 EIGEN_WORK = 4e9  # sum of d^3: about two seconds for one decomposition of each layer on one core
+AT_LEAST = 5  # layers that are never left out
 LARGE = 25e6  # parameters; larger networks are solved the short way, to save time
 
 
@@ -138,7 +139,7 @@ def too_large(job: Job) -> list[str]:
     work = {name: s.geometry.groups * s.geometry.channel_limit**3 for name, s in job.sites.items()}
     left_out: list[str] = []
     for name in sorted(work, key=lambda name: work[name], reverse=True):
-        if sum(work.values()) <= EIGEN_WORK:
+        if sum(work.values()) <= EIGEN_WORK or len(work) <= AT_LEAST:
             break
         left_out.append(name)
         del work[name]
