@@ -193,6 +193,7 @@ def _check(entry: Entry, row: Row) -> None:
     common: dict[str, Any] = {"layers": layers, "samples": SAMPLES, "progress": False}
     row.target = TARGET if row.reachable >= TARGET else math.floor(99 * row.reachable) / 100
     skip = [name for name, reason in job.skipped.items() if reason in (reasons.ASKED, reasons.FIRST)]
+    del everything, job  # each holds two copies of the network: the largest would not fit into 24 GiB otherwise
     short = sum(p.numel() for p in model.parameters()) > LARGE
     row.solver = "linear, symmetric" if short else "nonlinear, asymmetric"
     way = {"solver": "linear", "asymmetric": False} if short else {}
@@ -301,8 +302,8 @@ def write(rows: list[Row], folder: Path) -> None:
         "*Layers*: conv counts convolutions, all counts Linear layers too. *Left out*: the largest layers, to save "
         "time. *Reachable*: every rank at 1. *Solver*: the short way in networks of over "
         f"{LARGE / 1e6:.0f} million parameters, to save time. *Exact*: relative error of the answer at full rank "
-        "(linear, symmetric), in float64 but for networks that only run in float32. *Left alone* at the achieved "
-        "speed-up: layers and the reason.",
+        "(linear, symmetric), in float64 but for networks that only run in float32. "
+        "*Left alone* at the achieved speed-up: layers and the reason.",
         "",
         "| network | layers | sites | reachable | solver | achieved | exact | saved = loaded | exports | left alone |",
         "|---|---|---|---|---|---|---|---|---|---|",
