@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 import leanconv
-from leanconv.demo import BATCH, TRAINING, digits
+from leanconv.demo import TRAINING, digits, teach
 from leanconv.evaluate.classification import accuracy, logits_of
 from leanconv.network.sites import ActivationSpec, Survey
 from leanconv.network.survey import survey
@@ -69,19 +69,11 @@ def resnet(arch: str) -> nn.Sequential:
 
 
 def train(arch: str, pictures: Tensor, labels: Tensor, *, epochs: int, seed: int) -> nn.Module:
-    """The demo's training loop; the network comes back in eval mode."""
+    """By the demo's training loop; the network comes back in eval mode."""
     torch.manual_seed(seed)
     model = resnet(arch)
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
-    batches = -(-len(pictures) // BATCH)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=epochs * batches)
-    for _ in range(epochs):
-        for chosen in torch.randperm(len(pictures)).split(BATCH):
-            optimizer.zero_grad()
-            F.cross_entropy(model(pictures[chosen]), labels[chosen]).backward()
-            optimizer.step()
-            schedule.step()
-    return model.eval()
+    teach(model, pictures, labels, epochs=epochs)
+    return model
 
 
 @contextmanager

@@ -117,17 +117,7 @@ def output(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def prepared(model: nn.Module, images: Tensor, layers: Literal["conv", "all"], skip: list[str] | None) -> Job:
-    options = Options.check(
-        speedup=TARGET,
-        scheme="3d",
-        solver="linear",
-        asymmetric=False,
-        ranks="energy",
-        skip=skip,
-        layers=layers,
-        samples=1,
-        seed=0,
-    )
+    options = Options.check(skip=skip, layers=layers)
     return Job.prepare(model, take([images]), options, torch.device("cpu"), reporter(False))
 
 

@@ -90,17 +90,7 @@ def reachable(
 
     It says how much of the network can be made cheaper, not what is wise. Arguments as for ``accelerate``.
     """
-    options = Options.check(
-        speedup=2.0,
-        scheme=scheme,
-        solver="linear",
-        asymmetric=False,
-        ranks="energy",
-        skip=skip,
-        layers=layers,
-        samples=1,
-        seed=0,
-    )
+    options = Options.check(scheme=scheme, skip=skip, layers=layers)
     with _job(model, images, options, device, progress=False) as job:
         return job.reachable()
 

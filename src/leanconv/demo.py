@@ -56,21 +56,29 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def train(pictures: Tensor, labels: Tensor, *, epochs: int, step: Callable[[], None] = lambda: None) -> DigitsNet:
-    """A plain training loop; the network comes back in eval mode."""
+    """A network that knows the digits, in eval mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = DigitsNet()
-        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
-        batches = -(-len(pictures) // BATCH)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=epochs * batches)
-        for _ in range(epochs):
-            for chosen in torch.randperm(len(pictures)).split(BATCH):
-                optimizer.zero_grad()
-                F.cross_entropy(model(pictures[chosen]), labels[chosen]).backward()
-                optimizer.step()
-                schedule.step()
-                step()
-    return model.eval()
+        teach(model, pictures, labels, epochs=epochs, step=step)
+    return model
+
+
+def teach(
+    model: nn.Module, pictures: Tensor, labels: Tensor, *, epochs: int, step: Callable[[], None] = lambda: None
+) -> None:
+    """A plain training loop, in place; the network ends in eval mode."""
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
+    batches = -(-len(pictures) // BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=epochs * batches)
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(pictures)).split(BATCH):
+            optimizer.zero_grad()
+            F.cross_entropy(model(pictures[chosen]), labels[chosen]).backward()
+            optimizer.step()
+            schedule.step()
+            step()
+    model.eval()
 
 
 def milliseconds(models: dict[str, nn.Module], batch: Tensor, rounds: int = 15) -> dict[str, float]:

@@ -37,15 +37,15 @@ class Options:
     def check(
         cls,
         *,
-        speedup: Any,
-        scheme: Any,
-        solver: Any,
-        asymmetric: Any,
-        ranks: Any,
-        skip: Any,
-        layers: Any,
-        samples: Any,
-        seed: Any,
+        speedup: Any = 4.0,
+        scheme: Any = "3d",
+        solver: Any = "nonlinear",
+        asymmetric: Any = True,
+        ranks: Any = "energy",
+        skip: Any = None,
+        layers: Any = "conv",
+        samples: Any = 50_000,
+        seed: Any = 0,
     ) -> Options:
         """Options from raw arguments, or a LeanconvError that names the wrong one."""
         _one_of("scheme", scheme, SCHEMES)
