@@ -42,7 +42,6 @@ from leanconv.calibrate.batches import take
 from leanconv.job import Job
 from leanconv.network import reasons
 from leanconv.options import Options
-from leanconv.progress import reporter
 
 TARGET = 1.5
 IMAGES = 2
@@ -118,7 +117,7 @@ def output(model: nn.Module, images: Tensor) -> Tensor:
 
 def prepared(model: nn.Module, images: Tensor, layers: Literal["conv", "all"], skip: list[str] | None) -> Job:
     options = Options.check(skip=skip, layers=layers)
-    return Job.prepare(model, take([images]), options, torch.device("cpu"), reporter(False))
+    return Job.prepare(model, take([images]).sample(), options, torch.device("cpu"))
 
 
 def too_large(job: Job) -> list[str]:

@@ -34,7 +34,10 @@ REFUSALS = [
     ({"skip": 5}, r"must be a list of layer names"),
     ({"ranks": {3: (4, 4)}}, r"give layer names as strings"),
     ({"device": "toaster"}, r"device='toaster' cannot be used"),
-    ({"workdir": "x"}, r"workdir"),
+    ({"workdir": "pyproject.toml"}, r"cannot write to workdir='pyproject.toml'"),
+    ({"workdir": "src"}, r"holds other files"),
+    ({"memory": "lots"}, r"memory='lots' is no amount of memory"),
+    ({"memory": 0}, r"memory=0"),
 ]
 
 

@@ -7,18 +7,33 @@ import torch
 from torch import nn
 
 from leanconv.calibrate.batches import take
-from leanconv.calibrate.patches import choose_positions
-from leanconv.calibrate.responses import Probe, collect
+from leanconv.calibrate.observe import observe
+from leanconv.calibrate.patches import Positions, choose_positions
+from leanconv.calibrate.probe import Probe
 from leanconv.network.fold import folded
 from leanconv.network.survey import survey
 from tests.conftest import plain_network, smooth_images
 from tests.test_accelerate import CONV_CASES, network_of
 
 
+def responses_of(model: nn.Module, probe: Probe, images: torch.Tensor, samples: int) -> torch.Tensor:
+    found: list[torch.Tensor] = []
+    positions = Positions(per_image=-(-samples // len(images)), seed=0, device=torch.device("cpu"))
+    observe(
+        model,
+        take(images),
+        [probe],
+        positions=positions,
+        device=torch.device("cpu"),
+        take=lambda name, first, responses: found.append(responses.y),
+    )
+    return torch.cat(found)
+
+
 def all_responses(model: nn.Module, name: str, images: torch.Tensor, samples: int) -> torch.Tensor:
     site = next(site for site in survey(model, images[:1]).sites if site.name == name)
     probe = Probe(site, *folded(model, site, torch.float32))
-    return collect(model, take(images), [probe], samples=samples, seed=0, device=torch.device("cpu"))[name].y
+    return responses_of(model, probe, images, samples)
 
 
 @pytest.mark.parametrize("case", CONV_CASES)
@@ -52,7 +67,8 @@ def test_an_operation_in_place_does_not_spoil_responses() -> None:
 def test_positions_are_distinct_where_the_map_is_small_and_spread_over_it() -> None:
     chosen = choose_positions(50, 20, 10, (0, 1, 2))
     assert all(len(set(row.tolist())) == 10 for row in chosen)
-    assert torch.equal(choose_positions(3, 4, 10, (0, 0, 0)), torch.arange(4).expand(3, 4))
+    every = Positions(per_image=10, seed=0, device=torch.device("cpu")).of_images(0, 12, 0, 3)
+    assert torch.equal(every, torch.arange(12).expand(3, 12))
     counts = torch.bincount(choose_positions(2000, 1000, 10, (0, 0, 0)).flatten(), minlength=1000)
     assert counts.float().std() < 2 * 20**0.5
     assert not torch.equal(choose_positions(5, 100, 3, (0, 1, 0)), choose_positions(5, 100, 3, (0, 0, 1)))
@@ -64,5 +80,5 @@ def test_layers_behind_the_last_probe_do_not_run() -> None:
     model[10].register_forward_hook(lambda *_: calls.append(1))
     site = survey(plain_network(), images[:1]).sites[1]
     probe = Probe(site, *folded(model, site, torch.float32))
-    collect(model, take(images), [probe], samples=10, seed=0, device=torch.device("cpu"))
+    responses_of(model, probe, images, 10)
     assert calls == []

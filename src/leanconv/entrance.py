@@ -62,10 +62,13 @@ def parse_device(device: torch.device | str) -> torch.device:
     return place
 
 
-def copied(model: nn.Module) -> nn.Module:
+def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
+    """A copy; with ``share``, of the modules only: parameters and buffers are the same tensors."""
     # torch copies no tensor that has a history, such as the weight an older weight_norm keeps: a plain copy will do.
     computed = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
     plain = {id(tensor): tensor.detach().clone() for tensor in computed if not tensor.is_leaf}
+    if share:
+        plain |= {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     try:
         return copy.deepcopy(model, plain)
     except Exception as error:

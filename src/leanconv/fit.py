@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leanconv.calibrate.responses import Probe, Responses
+from leanconv.calibrate.probe import Probe, Responses
 from leanconv.network.replace import Factors
 from leanconv.network.sites import Site
 from leanconv.ranks.candidates import Choice

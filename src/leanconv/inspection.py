@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.calibrate.batches import take
-from leanconv.calibrate.responses import Probe, collect
+from leanconv.calibrate.observe import observe
+from leanconv.calibrate.patches import Positions
+from leanconv.calibrate.probe import Probe, Responses
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError
 from leanconv.fit import site_activation
@@ -109,9 +111,16 @@ def inspect_network(
         dtype = next(network.parameters()).dtype
         dtype = torch.float64 if dtype == torch.float64 else torch.float32
         probes = [Probe(site, *folded(network, site, dtype)) for site in found.sites]
-        responses = collect(network, take(batches), probes, samples=SAMPLES, seed=0, device=place)
-        for site in found.sites:
-            if site.activation.name != "identity":
-                y = responses[site.name].y
-                zeros[site.name] = (site_activation(site, y)(y) == 0).double().mean().item()
+        images = take(batches)
+        active = {site.name: site for site in found.sites if site.activation.name != "identity"}
+        counts: dict[str, list[tuple[int, int]]] = {name: [] for name in active}
+
+        def count(name: str, first: int, seen: Responses) -> None:
+            if name in active:
+                behind = site_activation(active[name], seen.y)(seen.y)
+                counts[name].append((int((behind == 0).sum()), behind.numel()))
+
+        positions = Positions(per_image=max(1, -(-SAMPLES // images.images)), seed=0, device=place)
+        observe(network, images, probes, positions=positions, device=place, take=count)
+        zeros = {name: sum(z for z, _ in seen) / sum(n for _, n in seen) for name, seen in counts.items()}
     return Inspection(found, zeros)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Accelerated:
     options: Options
     source: Source
     preprocess: dict[str, Any] | None = None  # how the command line read the images
+    seconds: dict[str, float] = field(default_factory=dict)  # what each stage of the run took
 
     @property
     def speedup(self) -> float:
@@ -76,6 +77,7 @@ class Accelerated:
             "options": self.options.to_json(),
             "source": self.source.to_json(),
             "preprocess": self.preprocess,
+            "seconds": self.seconds,
         }
 
     def __str__(self) -> str:

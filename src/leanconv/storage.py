@@ -44,6 +44,7 @@ FACTS = (
     "parameters_after",
     "images",
     "preprocess",
+    "seconds",
 )
 
 

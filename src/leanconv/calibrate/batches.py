@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from leanconv.errors import LeanconvError
 from leanconv.network.recording import map_tensors, tensors
@@ -16,22 +18,129 @@ from leanconv.network.recording import map_tensors, tensors
 # A plain tensor of images is cut into batches of this size.
 CUT = 32
 
+log = logging.getLogger("leanconv")
+
 
 @dataclass(frozen=True)
-class Batches:
-    """Batches as the model takes them, kept where they were given. Both streams must see the same images."""
+class Batch:
+    """``inputs`` as the model takes them. ``first``: how many images came before, on all ranks."""
 
-    items: tuple[Any, ...]
-    images: int
+    first: int
+    size: int
+    inputs: Any
+
+    def part(self, begin: int, end: int) -> Batch:
+        return Batch(self.first + begin, end - begin, _images(self.inputs, begin, end))
+
+
+class Batches:
+    """The batches of one rank, kept where they were given, in order. Both streams must see the same images.
+
+    ``images`` counts those of all ranks. Where the number is known beforehand images are read when they are first
+    asked for, so that decoding goes on beside the network.
+    """
+
+    def __init__(self, source: Iterator[Any], images: int, *, rank: int = 0, world: int = 1):
+        self.images = images
+        self._source: Iterator[Any] | None = source
+        self._rank, self._world = rank, world
+        self._items: list[Batch] = []
+        self._read = self._turn = 0
+        self._largest: int | None = None  # if batches are to be cut
+
+    def __iter__(self) -> Iterator[Batch]:
+        number = 0
+        while number < len(self._items) or self._pull():
+            yield self._items[number]
+            number += 1
+
+    @property
+    def steps(self) -> int:
+        """About how many batches there are, for progress."""
+        size = self._items[0].size if self._items else CUT
+        return len(self._items) if self._source is None else max(1, -(-self.images // (size * self._world)))
 
     def sample(self) -> Any:
         """Two images where there are two: a network that loops over its batch then shows that it does."""
-        first = self.items[0]
-        return map_tensors(lambda tensor: tensor[:2], first) if isinstance(first, dict) else first[:2]
+        first = next(iter(self), None)
+        if first is None:
+            raise LeanconvError(
+                f"there are fewer batches of images than the {self._world} processes; give smaller batches or run "
+                "fewer processes."
+            )
+        return _images(first.inputs, 0, 2)
+
+    def each(self, work: Callable[[Batch], None]) -> None:
+        """Do ``work`` on every batch. Where the device runs out of memory, batches are halved and work goes on."""
+        done = -1
+        while True:
+            for batch in self:
+                if batch.first <= done:
+                    continue
+                try:
+                    work(batch)
+                except Exception as error:
+                    if not out_of_memory(error) or batch.size == 1:
+                        raise
+                    self._halve(batch.size)
+                    break
+                done = batch.first + batch.size - 1
+            else:
+                return
+
+    def cut(self, largest: int) -> None:
+        """No batch of more than ``largest`` images from now on."""
+        self._largest = largest
+        self._items = [part for batch in self._items for part in _cut(batch, largest)]
+
+    def _halve(self, size: int) -> None:
+        log.warning("out of memory with %d images a batch; going on with %d.", size, -(-size // 2))
+        self.cut(-(-size // 2))
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _pull(self) -> bool:
+        """Read on to this rank's next batch; False at the end."""
+        while self._source is not None:
+            try:
+                inputs = _inputs(next(self._source))
+            except StopIteration:
+                self._source = None
+                break
+            size = len(next(tensors(inputs))) if isinstance(inputs, dict) else len(inputs)
+            if not size:
+                continue
+            batch, mine = Batch(self._read, size, inputs), self._turn % self._world == self._rank
+            self._read += size
+            self._turn += 1
+            if mine:
+                self._items += _cut(batch, self._largest or size)
+                return True
+        return False
 
 
-def take(images: Iterable[Any]) -> Batches:
-    """Read ``images`` once. A shuffling or augmenting loader would give other pictures the second time."""
+def _cut(batch: Batch, largest: int) -> list[Batch]:
+    return [batch.part(begin, min(begin + largest, batch.size)) for begin in range(0, batch.size, largest)]
+
+
+def _images(inputs: Any, begin: int, end: int) -> Any:
+    if isinstance(inputs, dict):
+        return map_tensors(lambda tensor: tensor[begin:end], inputs)
+    return inputs[begin:end]
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or the host, could not give the memory asked for."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
+    """Batches of ``images``; those of this ``rank`` of ``world`` processes, which are all given the same images.
+
+    A shuffling or augmenting loader would give other pictures the second time, so it is read once.
+    """
     if isinstance(images, (str, os.PathLike)):
         raise LeanconvError(
             f"images is the path {os.fspath(images)!r}; give batches of tensors, for example a DataLoader over "
@@ -41,24 +150,30 @@ def take(images: Iterable[Any]) -> Batches:
         if images.dim() < 2:
             raise LeanconvError(f"images is a tensor of shape {tuple(images.shape)}; give batches, N x C x H x W.")
         images = images.split(CUT)
+    count = _count(images)
     try:
-        iterator = iter(images)
+        source = iter(images)
     except TypeError:
         raise LeanconvError(
             f"images is a {type(images).__name__}, which cannot be iterated; give batches of images, for example "
             "a DataLoader or a list of tensors."
         ) from None
-    items = []
-    count = 0
-    for batch in iterator:
-        inputs = _inputs(batch)
-        size = len(next(tensors(inputs))) if isinstance(inputs, dict) else len(inputs)
-        if size:
-            items.append(inputs)
-            count += size
-    if not items:
-        raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
-    return Batches(tuple(items), count)
+    batches = Batches(source, count or 0, rank=rank, world=world)
+    if count is None:
+        for _ in batches:
+            pass
+        batches.images = batches._read
+        if not batches.images:
+            raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
+    return batches
+
+
+def _count(images: Any) -> int | None:
+    """How many images there are, where that can be told without reading them."""
+    if isinstance(images, DataLoader) and images.batch_size and not isinstance(images.dataset, IterableDataset):
+        count = len(images.sampler)  # type: ignore[arg-type]
+        return count // images.batch_size * images.batch_size if images.drop_last else count
+    return getattr(images, "images", None)
 
 
 def _inputs(batch: Any) -> Any:

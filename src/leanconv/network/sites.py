@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
 from torch import Tensor
 
@@ -47,6 +48,11 @@ class Site:
     adds: int  # tensors added to the response before the activation (a shortcut); 0 for none
     index: int  # order of execution
     feeds: str | None = None  # the one layer the response goes into as it is
+
+    @property
+    def positions(self) -> int:
+        """Responses one image gives, as seen in the survey."""
+        return prod(self.out_size)
 
     @property
     def tail(self) -> str:

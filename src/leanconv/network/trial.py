@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.network.factored import Factored
+from leanconv.network.precision import exact_products
 from leanconv.network.recognise import LAYERS
 from leanconv.network.recording import map_tensors, opaque, tensors
 from leanconv.network.replace import put
@@ -33,7 +34,7 @@ class Trial:
         self._reference = self._answers()
         nearby = self._nearby()
         self._allowed = [
-            max(SAME.get(answer.dtype, SAME_HALF), min(MARGIN * _difference(moved, answer), AT_MOST))
+            max(SAME.get(answer.dtype, SAME_HALF), min(MARGIN * difference(moved, answer), AT_MOST))
             for answer, moved in zip(self._reference, nearby, strict=True)
         ]
 
@@ -64,11 +65,11 @@ class Trial:
         if [output.shape for output in outputs] != [wanted.shape for wanted in self._reference]:
             return False
         pairs = zip(outputs, self._reference, self._allowed, strict=True)
-        return all(_difference(output, wanted) <= leniency * allowed for output, wanted, allowed in pairs)
+        return all(difference(output, wanted) <= leniency * allowed for output, wanted, allowed in pairs)
 
     def _answers(self, change: Callable[[Tensor], Tensor] = torch.clone) -> list[Tensor]:
         """Outputs on a copy of the sample, with the same random numbers every time."""
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), _exact_products():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), exact_products():
             torch.default_generator.manual_seed(0)
             inputs = map_tensors(lambda tensor: change(tensor.detach()), self._sample)
             torch.default_generator.manual_seed(0)
@@ -97,14 +98,6 @@ class Trial:
                 put(self.model, path, module)
 
 
-@contextmanager
-def _exact_products() -> Iterator[None]:
-    """A GPU's convolutions in float32 proper: TF32 keeps ten bits, whose rounding a deep network multiplies too."""
-    now = torch.backends.cudnn
-    with now.flags(enabled=now.enabled, benchmark=now.benchmark, deterministic=now.deterministic, allow_tf32=False):
-        yield
-
-
 def _last_bits(tensor: Tensor) -> Tensor:
     """The same numbers but for rounding, within their range."""
     if not tensor.is_floating_point() or torch.equal(tensor, tensor.round()):
@@ -114,7 +107,7 @@ def _last_bits(tensor: Tensor) -> Tensor:
     return moved.clamp(tensor.min(), tensor.max())
 
 
-def _difference(output: Tensor, wanted: Tensor) -> float:
+def difference(output: Tensor, wanted: Tensor) -> float:
     """Relative; nothing where the numbers are no floating-point ones."""
     if not wanted.is_floating_point() or output.shape != wanted.shape:
         return 0.0

@@ -1,0 +1,144 @@
+"""Memory a run may keep things in: on the device, on the host, on disk, each within a limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leanconv.errors import LeanconvError
+
+Place = Literal["device", "host", "disk"]
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+def parse_memory(value: Any) -> int | None:
+    """Bytes from ``memory=``: a number of them, or a text such as '8GB'. None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", value.upper()) if isinstance(value, str) else None
+    if found is None or found[2] not in _UNITS or not float(found[1]):
+        raise LeanconvError(f"memory={value!r} is no amount of memory; give bytes or a text such as '8GB'.")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def free_host() -> int:
+    """Bytes the host can still give this process, a container's limit included."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(known["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())
+        free = min(free, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no such group, or "max"
+        pass
+    return max(free, 0)
+
+
+class Memory:
+    """Keeps account of what is kept where. ``folder``: for files; default the system's temporary folder, if that is
+    on a disk."""
+
+    def __init__(self, device: torch.device, limit: int | None, folder: Path | None = None):
+        self.device = device
+        self.folder = folder if folder is not None else _disk_folder()
+        self._free: dict[Place, int] = {"host": free_host() // 2 if limit is None else limit, "disk": 0}
+        if device.type == "cuda":
+            self._free["device"] = torch.cuda.mem_get_info(device)[0] // 2 if limit is None else limit
+        if self.folder is not None:
+            self._free["disk"] = shutil.disk_usage(self.folder).free // 2
+
+    def reserve(self, size: int, *, share: float = 1.0) -> Place | None:
+        """Where ``size`` bytes may be kept, fastest first; None if nowhere. ``share`` of what is free is enough."""
+        for place in ("device", "host", "disk"):
+            if size <= share * self._free.get(place, 0):
+                self._free[place] -= size
+                return place
+        return None
+
+    def release(self, place: Place, size: int) -> None:
+        self._free[place] += size
+
+    def take_back(self, place: Place, size: int) -> None:
+        """What was just released is needed after all."""
+        self._free[place] -= size
+
+    def shrink(self) -> None:
+        """The device has less than was thought: keep nothing more there."""
+        self._free["device"] = 0
+
+
+def _disk_folder() -> Path | None:
+    """The temporary folder, unless it is memory in disguise."""
+    folder = Path(tempfile.gettempdir()).resolve()
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+        best = max((m for m in mounts if folder.is_relative_to(m[0])), key=lambda m: len(m[0]))
+        return None if best[1] in ("tmpfs", "ramfs") else folder
+    except (OSError, ValueError):
+        return folder
+
+
+@dataclass
+class Packed:
+    """Tensors as the memory behind them and their views of it: two that share memory still do when unpacked."""
+
+    storages: list[Tensor]  # bytes
+    views: dict[int, tuple[int, torch.dtype, int, tuple[int, ...], tuple[int, ...]]]
+    file: IO[bytes] | None = None
+    sizes: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, env: dict[int, Tensor]) -> Packed:
+        storages: dict[int, tuple[int, Tensor]] = {}
+        views = {}
+        for slot, tensor in env.items():
+            storage = tensor.untyped_storage()
+            key = storage.data_ptr() or -slot - 1  # tensors without numbers share nothing
+            if key not in storages:
+                flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+                storages[key] = len(storages), flat
+            number = storages[key][0]
+            views[slot] = (number, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+        return cls([flat for _, flat in storages.values()], views)
+
+    def moved(self, device: torch.device) -> Packed:
+        """A copy on ``device``."""
+        return Packed([flat.to(device, copy=True) for flat in self.storages], self.views)
+
+    def written(self, folder: Path) -> Packed:
+        """A copy in a file without a name: it goes when this process does, whatever ends it."""
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as this object
+        for flat in self.storages:
+            flat.cpu().numpy().tofile(file)
+        return Packed([], self.views, file, tuple(len(flat) for flat in self.storages))
+
+    def unpacked(self, device: torch.device) -> dict[int, Tensor]:
+        """New tensors on ``device``; what is packed stays as it is."""
+        if self.file is not None:
+            self.file.seek(0)
+            read = [torch.from_numpy(np.fromfile(self.file, np.uint8, size)) for size in self.sizes]
+            storages = [flat.to(device) for flat in read]
+        else:
+            storages = [flat.to(device, copy=True) for flat in self.storages]
+        return {
+            slot: torch.empty(0, dtype=dtype, device=device).set_(
+                storages[number].untyped_storage(), offset, shape, stride
+            )
+            for slot, (number, dtype, offset, shape, stride) in self.views.items()
+        }

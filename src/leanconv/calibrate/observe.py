@@ -1,0 +1,231 @@
+"""One pass of images through a network, with an ear at every site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from leanconv.calibrate.batches import Batch, Batches, out_of_memory, to_device
+from leanconv.calibrate.patches import Positions, outputs_at
+from leanconv.calibrate.probe import Probe, Responses
+from leanconv.errors import LeanconvError
+from leanconv.network.failure import model_failed
+from leanconv.network.recognise import is_addition
+from leanconv.network.recording import tensors
+from leanconv.network.sites import Site
+from leanconv.network.tape import Recorder, Tape, taping
+
+Take = Callable[[str, int, Responses], None]  # layer, number of the first image, what was found
+
+
+class _Reached(BaseException):
+    """The last probe has what it wants; the rest of the network need not run. No Exception: a network's own
+    ``except Exception`` must not catch it."""
+
+
+@dataclass
+class _Watch:
+    """A probe, and what it has seen of the batch that is running: the positions, the responses, the tail's output
+    there, and the sum as far as it has come."""
+
+    probe: Probe
+    chosen: Tensor | None = None
+    y: Tensor | None = None
+    addend: Tensor | None = None
+    output: Tensor | None = None
+    running_sum: Tensor | None = None
+    adds: int = 0
+
+    def clear(self) -> None:
+        self.chosen = self.y = self.addend = self.output = self.running_sum = None
+
+
+def observe(
+    model: nn.Module,
+    batches: Batches,
+    probes: Sequence[Probe],
+    *,
+    positions: Positions,
+    device: torch.device,
+    take: Take,
+    step: Callable[[], None] = lambda: None,
+    tapes: dict[Any, Tape] | None = None,
+) -> None:
+    """Hand the responses of every probe to ``take``, batch by batch.
+
+    Hooks look at a layer's input before, or its output right behind it, so operations in place further on cannot
+    spoil what was captured. Addends are the sum that reaches the activation less the layer's own output. The run of
+    each batch stops after the last probe. ``tapes`` receives a tape for every kind of batch (``signature``).
+    """
+    watches = [_Watch(probe) for probe in probes]
+    sites = [probe.site for probe in probes]
+
+    def work(batch: Batch) -> None:
+        inputs = to_device(batch.inputs, device)
+        kind = signature(inputs)
+        recorded = tapes is not None and kind not in tapes
+        with taping(model, sites) if recorded else nullcontext() as recorder:
+            if recorder is not None:
+                recorder.given(inputs)
+            run.start(batch, recorder)
+            try:
+                model(inputs)
+            except _Reached:
+                pass
+            except LeanconvError:
+                raise
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+                raise model_failed(error, batch.inputs) from error
+        for watch in watches:
+            take(watch.probe.site.name, batch.first, _seen(watch))
+            watch.clear()
+        if tapes is not None and recorder is not None:
+            tapes[kind] = recorder.tape
+        step()
+
+    with torch.no_grad(), _watched(model, watches, positions) as run:
+        batches.each(work)
+
+
+def signature(inputs: Any) -> Any:
+    """What decides which operations a batch runs through, as far as it shows in the batch."""
+    # Strides as a copy on the device will have them.
+    alike = [torch.empty_like(tensor, device="meta") for tensor in tensors(inputs)]
+    return tuple((tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in alike)
+
+
+def _seen(watch: _Watch) -> Responses:
+    site = watch.probe.site
+    if watch.y is None or (site.adds and watch.addend is None):
+        raise LeanconvError(
+            f"layer {site.name!r} ran on the first image but not on others: what this network runs depends on the "
+            "data; name that layer in skip."
+        )
+    return Responses(watch.y, watch.addend)
+
+
+class _Run(TorchFunctionMode):
+    """Follows one pass: inputs and outputs of layers through hooks, sums through the functions the network calls."""
+
+    def __init__(self, watches: list[_Watch], positions: Positions):
+        super().__init__()
+        self._watches = watches
+        self._positions = positions
+        self._waiting: set[str] = set()
+        self._batch: Batch | None = None
+        self._recorder: Recorder | None = None
+
+    def start(self, batch: Batch, recorder: Recorder | None) -> None:
+        self._batch, self._recorder = batch, recorder
+        self._waiting = {watch.probe.site.name for watch in self._watches}
+        for watch in self._watches:
+            watch.clear()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = [watch for watch in self._watches if watch.running_sum is not None]
+        if found:
+            operands = list(tensors((args, kwargs)))
+            found = [watch for watch in found if any(t is watch.running_sum for t in operands)]
+            if found and not is_addition(func, kwargs, operands):
+                found = []
+        result = func(*args, **kwargs)
+        for watch in found:
+            self._sum_arrives(watch, result)
+        return result
+
+    def input_arrives(self, watch: _Watch, x: Tensor) -> None:
+        with self._unrecorded():
+            watch.chosen = chosen_at(watch.probe, x, self._batch, self._positions)
+            if watch.probe.affine is None:
+                watch.y = watch.probe.from_input(x, watch.chosen)
+        if watch.y is not None and not watch.probe.site.adds:
+            self._done(watch.probe.site)
+
+    def output_arrives(self, watch: _Watch, output: Tensor) -> None:
+        """Of the layer itself."""
+        assert watch.chosen is not None
+        with self._unrecorded():
+            watch.y = watch.probe.from_output(output, watch.chosen)
+        if not watch.probe.site.adds:
+            self._done(watch.probe.site)
+
+    def tail_arrives(self, watch: _Watch, y: Tensor) -> None:
+        """What the shortcut will be added to."""
+        assert watch.chosen is not None
+        with self._unrecorded():
+            watch.output = outputs_at(y, watch.probe.site.geometry.kind, watch.chosen)
+        watch.running_sum, watch.adds = y, 0
+
+    def _sum_arrives(self, watch: _Watch, total: Tensor) -> None:
+        site = watch.probe.site
+        watch.running_sum, watch.adds = total, watch.adds + 1
+        if watch.adds < site.adds:
+            return
+        assert watch.chosen is not None
+        assert watch.output is not None
+        with self._unrecorded():
+            if self._recorder is not None:
+                self._recorder.sum_is(site.name, total)
+            whole = outputs_at(total, site.geometry.kind, watch.chosen)
+            dtype = watch.probe.weight.dtype
+            watch.addend = whole.to(dtype) - watch.output.to(dtype)
+        watch.running_sum = None
+        self._done(site)
+
+    def _unrecorded(self) -> Any:
+        return nullcontext() if self._recorder is None else self._recorder.aside()
+
+    def _done(self, site: Site) -> None:
+        self._waiting.discard(site.name)
+        if not self._waiting:
+            raise _Reached
+
+
+def chosen_at(probe: Probe, x: Tensor, batch: Batch | None, positions: Positions) -> Tensor:
+    """The positions to look at: N x p."""
+    assert batch is not None
+    count, index = probe.positions(x), probe.site.index
+    if len(x) == batch.size:
+        return positions.of_images(index, count, batch.first, batch.size)
+    return positions.of_rows(index, count, batch.first, len(x))
+
+
+@contextmanager
+def _watched(model: nn.Module, watches: list[_Watch], positions: Positions) -> Iterator[_Run]:
+    """Hooks at the probes' layers (or what stands in their place); they come off on any error."""
+    run = _Run(watches, positions)
+    handles = []
+    for watch in watches:
+        site = watch.probe.site
+
+        def before(module: nn.Module, args: Any, kwargs: Any, watch: _Watch = watch) -> None:
+            run.input_arrives(watch, next(tensors((args, kwargs))))
+
+        def behind(module: nn.Module, args: Any, result: Any, watch: _Watch = watch) -> None:
+            run.output_arrives(watch, result)
+
+        def after(module: nn.Module, args: Any, result: Any, watch: _Watch = watch) -> None:
+            run.tail_arrives(watch, result)
+
+        layer = model.get_submodule(site.name)
+        handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
+        if watch.probe.affine is not None:
+            handles.append(layer.register_forward_hook(behind))
+        if site.adds:
+            handles.append(model.get_submodule(site.tail).register_forward_hook(after))
+    try:
+        # Functions are only looked at where a sum is awaited.
+        with run if any(watch.probe.site.adds for watch in watches) else nullcontext():
+            yield run
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,136 @@
+"""What is measured at a site: its responses at some positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from leanconv.calibrate.patches import conv_patches, linear_patches, outputs_at
+from leanconv.network.geometry import Geometry
+from leanconv.network.precision import exact_products
+from leanconv.network.sites import Site
+from leanconv.solve import ResponseSpace, SpatialFactors
+
+# Gathering one number of a patch costs about this many multiply-accumulates of a product.
+GATHER = 32
+
+CONVOLUTIONS = {"conv1d": F.conv1d, "conv2d": F.conv2d, "conv3d": F.conv3d}
+
+
+@dataclass(frozen=True)
+class Responses:
+    """``y``: n x d. ``addend``: what the network adds to them before the activation, n x d, or None."""
+
+    y: Tensor
+    addend: Tensor | None = None
+
+    def part(self, number: int, groups: int) -> Responses:
+        """Those of one group's filters."""
+        if groups == 1:
+            return self
+        addend = None if self.addend is None else self.addend.chunk(groups, 1)[number].contiguous()
+        return Responses(self.y.chunk(groups, 1)[number].contiguous(), addend)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What to compute at a site from its input: ``weight`` (d x c x kernel, c of one group) and ``bias`` (d).
+
+    ``split``: spatial factors the weight is the product of. ``affine``: scale and shift (d) that turn the layer's own
+    output into the response, where that output is exact enough to be used instead.
+    """
+
+    site: Site
+    weight: Tensor
+    bias: Tensor
+    split: SpatialFactors | None = None
+    affine: tuple[Tensor, Tensor] | None = None
+
+    @cached_property
+    def spaces(self) -> list[ResponseSpace]:
+        """Where the responses can lie, one for each group."""
+        return [ResponseSpace.of(filters.flatten(1)) for filters in self.weight.chunk(self.site.geometry.groups)]
+
+    def positions(self, x: Tensor) -> int:
+        """How many responses the layer has for one image (one row of ``x``)."""
+        geometry = self.site.geometry
+        return x[0].numel() // x.shape[-1] if geometry.kind == "linear" else prod(geometry.out_size(_size(x)))
+
+    def from_output(self, output: Tensor, chosen: Tensor) -> Tensor:
+        """Responses at ``chosen`` (N x p) from what the layer gave: (N p) x d."""
+        assert self.affine is not None
+        scale, shift = self.affine
+        found = outputs_at(output, self.site.geometry.kind, chosen)
+        return torch.addcmul(shift, found, scale)
+
+    def from_input(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """Responses at ``chosen`` (N x p) to the layer's input ``x``: (N p) x d.
+
+        From gathered patches where few positions are chosen; where gathering them would cost more, from the whole
+        layer, or its vertical factor.
+        """
+        geometry = self.site.geometry
+        if geometry.kind == "linear":
+            return self._product(linear_patches(x, chosen), self.weight)
+        sampled, every, d = chosen.shape[1], self.positions(x), geometry.out_channels
+        ways = {
+            "patches": sampled * geometry.patch * (GATHER * geometry.groups + d),
+            "whole": every * geometry.patch * d,
+        }
+        if self.split is not None and _even(geometry, _size(x)):
+            rank = len(self.split.vertical)
+            width = x.shape[-1] * geometry.out_size(_size(x))[0]
+            ways["vertical"] = rank * (
+                width * geometry.in_channels * geometry.kernel[0] + sampled * geometry.kernel[1] * (GATHER + d)
+            )
+        if geometry.padding_mode != "zeros" or not _even(geometry, _size(x)):
+            del ways["whole"]
+        way = min(ways, key=lambda way: ways[way])
+        if way == "patches":
+            return self._product(conv_patches(x, geometry, chosen), self.weight)
+        x = x.to(self.weight.dtype)
+        padding = geometry.margins(_size(x))[0]
+        with exact_products():
+            if way == "whole":
+                g, function = geometry, CONVOLUTIONS[geometry.kind]
+                whole = function(x, self.weight, self.bias, g.stride, padding, g.dilation, g.groups)
+                return outputs_at(whole, g.kind, chosen)
+            assert self.split is not None
+            stride, dilation = geometry.stride[0], geometry.dilation[0]
+            columns = F.conv2d(x, self.split.vertical, None, (stride, 1), (padding[0], 0), (dilation, 1))
+        rows = replace(
+            geometry,
+            in_channels=columns.shape[1],
+            kernel=(1, geometry.kernel[1]),
+            stride=(1, geometry.stride[1]),
+            padding=(0, padding[1]),
+            padding_after=None,
+            dilation=(1, geometry.dilation[1]),
+        )
+        return self._product(conv_patches(columns, rows, chosen), self.split.horizontal)
+
+    def _product(self, patches: Tensor, weight: Tensor) -> Tensor:
+        """Patches n x (C k) -> responses n x d."""
+        groups = self.site.geometry.groups
+        x = patches.to(weight.dtype)
+        if groups == 1:
+            return torch.addmm(self.bias, x, weight.flatten(1).T)
+        # Channels, and so the columns, are sorted by group.
+        x = x.reshape(len(x), groups, -1).transpose(0, 1)  # g x n x (c k)
+        filters = weight.reshape(groups, -1, x.shape[2]).transpose(1, 2)  # g x (c k) x d / g
+        return (x @ filters).transpose(0, 1).flatten(1) + self.bias
+
+
+def _size(x: Tensor) -> tuple[int, ...]:
+    return tuple(x.shape[2:])
+
+
+def _even(geometry: Geometry, in_size: tuple[int, ...]) -> bool:
+    """Whether torch's own convolution can pad like this."""
+    before, after = geometry.margins(in_size)
+    return geometry.padding_mode == "zeros" and before == after

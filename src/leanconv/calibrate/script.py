@@ -1,0 +1,215 @@
+"""The accelerated network along a tape: the original's operations, with calls of modules at the sites.
+
+At every site the script can stop; what later steps read is then the *frontier*, all that is needed to go on. A site
+without a shortcut stops before its layer runs. One with a shortcut is fitted to the shortcut as it will be, which may
+be computed after the layer: its layer is taken to give zeros, the script stops behind the sum, which then is the
+shortcut alone, and the layer's share is added when the script goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanconv.network.recording import tensors
+from leanconv.network.sites import Site
+from leanconv.network.tape import Form, Operation, Tape, fill
+
+Env = dict[int, Tensor]
+Modules = Mapping[str, nn.Module]
+
+
+class CannotCut(Exception):
+    """The tape does not show what is needed to stop and go on."""
+
+
+@dataclass(frozen=True)
+class _Compute:
+    operation: Operation
+    constants: dict[int, Tensor]
+
+    @property
+    def reads(self) -> Iterable[int]:
+        return self.operation.taken
+
+    def run(self, env: Env, model: nn.Module) -> None:
+        operation = self.operation
+        args, kwargs = fill((operation.args, operation.kwargs), env, self.constants)
+        made = tensors(operation.function(*args, **kwargs))
+        env.update(zip(operation.made, made, strict=True))
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer, and its batch norm or what is left of it."""
+
+    paths: tuple[str, ...]
+    input: int
+    output: int
+
+    @property
+    def reads(self) -> Iterable[int]:
+        return (self.input,)
+
+    def run(self, env: Env, model: nn.Module) -> None:
+        env[self.output] = _through(model, self.paths, env[self.input])
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """Zeros for a layer whose share comes later."""
+
+    input: int
+    output: int
+    form: Form
+
+    @property
+    def reads(self) -> Iterable[int]:
+        return (self.input,)
+
+    def run(self, env: Env, model: nn.Module) -> None:
+        env[self.output] = self.form.zeros(env[self.input].device)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """The layer's share, into the sum."""
+
+    paths: tuple[str, ...]
+    input: int
+    total: int
+
+    @property
+    def reads(self) -> Iterable[int]:
+        return (self.input, self.total)
+
+    def run(self, env: Env, model: nn.Module) -> None:
+        env[self.total].add_(_through(model, self.paths, env[self.input]))
+
+
+def _through(model: nn.Module, paths: tuple[str, ...], x: Tensor) -> Tensor:
+    for path in paths:
+        x = model.get_submodule(path)(x)
+    return x
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a site stops: the number of steps before it, its input and, with a shortcut, the sum so far."""
+
+    step: int
+    input: int
+    total: int | None
+
+
+class Script:
+    """Steps of one tape and the stops of ``sites`` among them."""
+
+    def __init__(self, tape: Tape, sites: Iterable[Site]):
+        if tape.obstacle:
+            raise CannotCut(tape.obstacle)
+        self._tape = tape
+        self.stops: dict[str, Stop] = {}
+        self._steps: list[Any] = []
+        self._write(list(sites))
+        # A slot can go behind the last step that reads it, or is a stop that looks at it.
+        self._last: dict[int, int] = {}
+        for number, step in enumerate(self._steps):
+            for slot in (*step.reads, *_made(step)):
+                self._last[slot] = number
+        for stop in self.stops.values():
+            for slot in (stop.input, stop.total):
+                if slot is not None:
+                    self._last[slot] = max(self._last.get(slot, -1), stop.step)
+        self._gone: list[list[int]] = [[] for _ in range(len(self._steps) + 1)]
+        for slot, number in self._last.items():
+            self._gone[number].append(slot)
+        self.order = sorted(self.stops, key=lambda name: self.stops[name].step)
+        self._bytes = self._count()
+
+    def _write(self, sites: list[Site]) -> None:
+        tape = self._tape
+        end = len(tape.operations)
+        begins: dict[int, list[Site]] = {}
+        sums: dict[int, list[tuple[Site, int]]] = {}
+        inside: set[int] = set()  # operations a module's call stands for
+        for site in sites:
+            for path in _paths(site):
+                call = tape.calls.get(path)
+                if call is None and path == site.name:
+                    raise CannotCut(f"layer {site.name!r} did not run")
+                if call is not None:
+                    inside.update(range(call.start, end if call.end is None else call.end))
+            begins.setdefault(tape.calls[site.name].start, []).append(site)
+            if site.adds:
+                if site.name not in tape.sums:
+                    raise CannotCut(f"the sum behind layer {site.name!r} was not seen")
+                number, total = tape.sums[site.name]
+                sums.setdefault(number, []).append((site, total))
+        for number in range(end + 1):
+            for site, total in sums.get(number, []):
+                self._stop(site, total)
+                self._steps.append(_Share(_paths(site), tape.calls[site.name].input, total))
+            for site in begins.get(number, []):
+                self._begin(site)
+            if number < end and number not in inside:
+                self._steps.append(_Compute(tape.operations[number], tape.constants))
+
+    def _begin(self, site: Site) -> None:
+        tape = self._tape
+        call = tape.calls[site.name]
+        tail = tape.calls.get(site.tail)
+        if not site.adds:
+            self._stop(site, None)
+            if tail is not None and tail.output is not None:  # else nothing behind it was recorded, or is needed
+                self._steps.append(_Layer(_paths(site), call.input, tail.output))
+            return
+        if tail is None or tail.output is None:
+            raise CannotCut(f"the output of layer {site.name!r} was not seen")
+        self._steps.append(_Nothing(call.input, tail.output, tape.forms[tail.output]))
+
+    def _stop(self, site: Site, total: int | None) -> None:
+        self.stops[site.name] = Stop(len(self._steps), self._tape.calls[site.name].input, total)
+
+    def start(self, batch: Any) -> Env:
+        """The frontier before the first step."""
+        return dict(zip(self._tape.inputs, tensors(batch), strict=True))
+
+    def run(self, env: Env, model: nn.Module, begin: int, end: int) -> None:
+        """Take ``env``, the frontier at step ``begin``, to step ``end``. Tensors go as soon as nobody needs them."""
+        with torch.no_grad():
+            for number in range(begin, end):
+                self._steps[number].run(env, model)
+                for slot in self._gone[number]:
+                    env.pop(slot, None)
+
+    def frontier_bytes(self, name: str) -> int:
+        """Memory of the frontier where site ``name`` stops."""
+        return self._bytes[name]
+
+    def _count(self) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        made, done = set(self._tape.inputs), 0
+        for name in self.order:
+            step = self.stops[name].step
+            for earlier in self._steps[done:step]:
+                made.update(_made(earlier))
+            done = step
+            made = {slot for slot in made if self._last.get(slot, -1) >= step}
+            forms = [self._tape.forms[slot] for slot in made]
+            sizes[name] = sum({form.storage: form.bytes for form in forms}.values())
+        return sizes
+
+
+def _made(step: Any) -> Iterable[int]:
+    if isinstance(step, _Compute):
+        return step.operation.made
+    return () if isinstance(step, _Share) else (step.output,)
+
+
+def _paths(site: Site) -> tuple[str, ...]:
+    return (site.name,) if site.batch_norm is None else (site.name, site.batch_norm)

@@ -1,0 +1,235 @@
+"""Two streams of images, the original's and the accelerated network's, and what is measured and solved along them.
+
+The original runs once and leaves sampled responses of every site. The accelerated network runs once too, stopping at
+each site until that is solved (``calibrate.stream``). What is done is kept in the workdir, if there is one; the images
+are shared out over the processes of the team, whose lead does the solving.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from leanconv.calibrate.batches import Batches
+from leanconv.calibrate.memory import Memory
+from leanconv.calibrate.observe import observe
+from leanconv.calibrate.patches import Positions
+from leanconv.calibrate.probe import Probe, Responses
+from leanconv.calibrate.samples import Piece, Samples
+from leanconv.calibrate.script import CannotCut
+from leanconv.calibrate.stream import Cut, Cutting, Rerun, Stream, cutting, tape_of
+from leanconv.errors import LeanconvError
+from leanconv.fit import Fit
+from leanconv.network.tape import Tape
+from leanconv.options import Options
+from leanconv.progress import Progress
+from leanconv.team import Team
+from leanconv.workdir import Workdir
+
+# On a CPU batches are cut so that the largest tensor of a pass has about so many bytes.
+CACHED = 16 << 20
+
+log = logging.getLogger("leanconv")
+
+Solve = Callable[[str, Responses, Responses], Fit]  # layer, target, given
+
+
+@dataclass
+class Clock:
+    """Seconds a stage. A GPU is waited for, so that its work counts where it was asked for."""
+
+    device: torch.device
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        started = self._now()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - started
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+@dataclass
+class Engine:
+    original: nn.Module
+    accelerated: nn.Module
+    batches: Batches
+    options: Options
+    memory: Memory
+    team: Team
+    work: Workdir | None
+    clock: Clock
+    reporter: Progress
+    tapes: dict[Any, Tape] = field(default_factory=dict)
+    cutting: Cutting | None = None
+
+    def __post_init__(self) -> None:
+        self.device = self.memory.device
+        per_image = max(1, -(-self.options.samples // self.batches.images))
+        self.positions = Positions(per_image=per_image, seed=self.options.seed, device=self.device)
+
+    def look(self, probes: list[Probe]) -> None:
+        """Find out how the network can be run, for the accelerated stream, before the original's."""
+        with self.clock.stage("preparing"):
+            self.cutting = found = cutting(self.original, self.batches.sample(), probes, self.device)
+            # Tensors that stay in a CPU's cache, and in memory the allocator keeps, make a pass up to twice as fast.
+            if found.one_by_one and self.device.type == "cpu" and found.largest:
+                self.batches.cut(1 << max(0, (CACHED // found.largest).bit_length() - 1))
+
+    def targets(self, probes: list[Probe]) -> Samples:
+        """Responses of the original network; at the lead, the others have none."""
+        sites = [probe.site for probe in probes]
+        if self.work is not None:
+            known = self.work.described() if self.team.lead else {}
+            if self.team.share(all(site.name in known for site in sites)):
+                return Samples.stored(self.memory, self.work.samples, {s.name: known[s.name] for s in sites if known})
+        with self.clock.stage("original network"):
+            if self.work is None or not self.team.lead:
+                return self._observed(probes, Samples(self.memory))
+            with self.work.new_samples() as folder:
+                found = self._observed(probes, Samples(self.memory, folder))
+                self.work.describe(found.facts())
+            return found
+
+    def _observed(self, probes: list[Probe], samples: Samples) -> Samples:
+        alone = self.team.world == 1
+        mine: dict[str, list[Piece]] = {probe.site.name: [] for probe in probes}
+        if self.team.lead:
+            for probe in probes:
+                samples.expect(probe.site.name, **self._expected(probe))
+        with self.reporter.stage("original network", self.batches.steps) as stage:
+            observe(
+                self.original,
+                self.batches,
+                probes,
+                positions=self.positions,
+                device=self.device,
+                take=samples.add if alone else lambda name, first, found: mine[name].append((first, found)),
+                step=stage.advance,
+                tapes=self.tapes if self.cutting is not None and self.cutting.reason is None else None,
+            )
+        if not alone:
+            for name in list(mine):
+                for first, found in self.team.gather(mine.pop(name)):
+                    samples.add(name, first, found)
+        return samples
+
+    def _expected(self, probe: Probe) -> dict[str, Any]:
+        """Of a site's sampled responses, about."""
+        site = probe.site
+        rows = self.batches.images * self.positions.count(site.positions)
+        width = site.geometry.out_channels
+        return {"rows": rows, "width": width, "dtype": probe.weight.dtype, "adds": bool(site.adds)}
+
+    def again(self, probes: list[Probe], network: nn.Module, title: str) -> dict[str, Responses]:
+        """Responses of other probes in one more pass; at the lead."""
+        found: dict[str, list[Piece]] = {probe.site.name: [] for probe in probes}
+        with self.clock.stage(title), self.reporter.stage(title, self.batches.steps) as stage:
+            observe(
+                network,
+                self.batches,
+                probes,
+                positions=self.positions,
+                device=self.device,
+                take=lambda name, first, responses: found[name].append((first, responses)),
+                step=stage.advance,
+            )
+        gathered = {name: self.team.gather(found.pop(name)) for name in list(found)}
+        return {name: self._whole(name, pieces) for name, pieces in gathered.items() if self.team.lead}
+
+    def solve(
+        self,
+        probes: dict[str, Probe],
+        dense: list[Probe],
+        targets: Samples,
+        solve: Solve,
+        put: Callable[[str, Fit], None],
+        describe: Callable[[str], str],
+    ) -> dict[str, float]:
+        """Every site, shallow to deep, its input that of the accelerated network as it stands; the error of each.
+
+        ``solve`` makes a fit, at the lead; ``put`` puts it into the network, everywhere. ``dense``: the original's
+        probes of these sites.
+        """
+        done: dict[str, Fit] = self.team.share(self._solved() if self.team.lead else None)
+        for name, known in done.items():
+            put(name, known)
+        errors = {name: known.error for name, known in done.items()}
+        if all(name in done for name in probes):
+            return errors
+        with self.clock.stage("accelerated network"):
+            stream = self._stream(probes, dense)
+        steps = (len(probes) - len(done)) * (self.batches.steps + 1)
+        with self.reporter.stage("solving", steps) as stage:
+            for number, name in enumerate(stream.order, 1):
+                if name in done:
+                    continue
+                with self.clock.stage("accelerated network"):
+                    pieces = self.team.gather(stream.pieces(probes[name], stage.advance))
+                fit: Fit | None = None
+                if self.team.lead:
+                    with self.clock.stage("solving"):
+                        fit = solve(name, targets.get(name), self._whole(name, pieces))
+                        del pieces
+                        targets.drop(name)
+                    if self.work is not None:
+                        self.work.keep_solved(number, name, fit)
+                fit = self.team.share(fit)
+                put(name, fit)
+                errors[name] = fit.error
+                stage.advance()
+                stage.label(f"{number}/{len(probes)} {describe(name)}")
+        return errors
+
+    def _solved(self) -> dict[str, Fit]:
+        return {} if self.work is None else self.work.solved(self.device)
+
+    def _stream(self, probes: dict[str, Probe], dense: list[Probe]) -> Stream:
+        """The stream cut into parts where it can be, the same way on every process."""
+        assert self.cutting is not None
+        reason = self.cutting.reason
+        made: Stream | None = None
+        if reason is None:
+            try:
+                made = Cut(
+                    self.accelerated,
+                    self.batches,
+                    self.positions,
+                    self.memory,
+                    self.tapes,
+                    [probe.site for probe in probes.values()],
+                    lambda batch: tape_of(self.original, batch, dense, self.device),
+                )
+            except CannotCut as error:
+                reason = str(error)
+        self.tapes.clear()
+        reasons = [said for said in self.team.gather_words(reason) if said is not None]
+        if made is not None and not reasons:
+            return made
+        if self.team.lead:
+            log.warning(
+                "this network cannot be stopped between its layers (%s); it is run again for every layer, which takes "
+                "longer.",
+                reasons[0],
+            )
+        return Rerun(self.accelerated, self.batches, self.positions, self.device, list(probes))
+
+    def _whole(self, name: str, pieces: list[Piece]) -> Responses:
+        if not pieces:
+            raise LeanconvError(f"layer {name!r} ran on none of the images.")
+        addends = [found.addend for _, found in pieces if found.addend is not None]
+        y = torch.cat([found.y for _, found in pieces]).to(self.device)
+        return Responses(y, torch.cat(addends).to(self.device) if addends else None)

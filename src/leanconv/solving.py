@@ -1,0 +1,118 @@
+"""From a plan to weights: every site fitted in its turn and put into the accelerated network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leanconv.calibrate.probe import Probe, Responses
+from leanconv.calibrate.samples import Samples
+from leanconv.engine import Engine
+from leanconv.errors import LeanconvError
+from leanconv.fit import Fit, fit_site, measure, split_factors
+from leanconv.network.replace import Change, Factors, replace
+from leanconv.network.sites import Site
+from leanconv.ranks import Choice, Plan
+from leanconv.solve import SpatialFactors
+
+
+@dataclass
+class Solving:
+    """The sites of a plan, one by one, from responses to weights in the accelerated network."""
+
+    engine: Engine
+    plan: Plan
+    targets: Samples
+    dense: dict[str, Probe]  # of the original's filters
+    probes: dict[str, Probe]  # of the filters a site is fitted with
+    splits: dict[str, SpatialFactors]  # what those are the product of, where they are one
+    takers: dict[str, Probe]  # of layers that stay whole and will take in a factor
+
+    def run(self) -> dict[str, float]:
+        """The error of every site and taker."""
+        options = self.engine.options
+        if options.scheme == "spatial":
+            return self._split()
+        if not options.asymmetric:
+            return self._symmetric() | self._measured(self.takers)
+        wanted = self.probes | self.takers
+        return self.engine.solve(
+            wanted,
+            [self.dense[name] for name in wanted],
+            self.targets,
+            solve=self._fit,
+            put=self._put,
+            describe=self._describe,
+        )
+
+    def _split(self) -> dict[str, float]:
+        """The spatial scheme: nothing to fit. Errors are measured in the network as it ends up."""
+        for name, probe in self.probes.items():
+            self._put(name, Fit(split_factors(probe, self.splits[name]), 0.0))
+        return self._measured(self.probes)
+
+    def _symmetric(self) -> dict[str, float]:
+        """Every site fitted to the original's inputs."""
+        engine, errors = self.engine, {}
+        inputs: dict[str, Responses] = {}
+        if self.splits:
+            inputs = engine.again(list(self.probes.values()), self.engine.original, "split filters")
+        with engine.reporter.stage("solving", len(self.probes)) as stage:
+            for number, name in enumerate(self.probes, 1):
+                fit: Fit | None = None
+                if engine.team.lead:
+                    with engine.clock.stage("solving"):
+                        target = self.targets.get(name)
+                        fit = self._fit(name, target, inputs.pop(name, target))
+                        self.targets.drop(name)
+                fit = engine.team.share(fit)
+                self._put(name, fit)
+                errors[name] = fit.error
+                stage.advance()
+                stage.label(f"{number}/{len(self.probes)} {self._describe(name)}")
+        return errors
+
+    def _measured(self, probes: dict[str, Probe]) -> dict[str, float]:
+        """Errors of ``probes`` in the accelerated network as it stands."""
+        if not probes:
+            return {}
+        seen = self.engine.again(list(probes.values()), self.engine.accelerated, "measuring")
+        errors = {name: measure(probes[name].site, self.targets.get(name), found) for name, found in seen.items()}
+        return self.engine.team.share(errors)
+
+    def _fit(self, name: str, target: Responses, given: Responses) -> Fit:
+        probe = self.probes.get(name)
+        if len(given.y) != len(target.y):
+            raise LeanconvError(
+                f"layer {name!r} ran on other positions once the layers before it were accelerated: what this "
+                "network runs depends on the data; name that layer in skip."
+            )
+        if probe is None:  # it only takes in the factor of another
+            return Fit(Factors((), target.y.new_empty(0)), measure(self.takers[name].site, target, given))
+        return fit_site(
+            probe,
+            self.plan[name],
+            self.splits.get(name),
+            target=target,
+            given=given,
+            solver=self.engine.options.solver,
+        )
+
+    def _put(self, name: str, fit: Fit) -> None:
+        if name in self.plan:
+            replace(self.engine.accelerated, change_of(self.probes[name].site, self.plan[name]), fit.factors)
+
+    def _describe(self, name: str) -> str:
+        if name not in self.plan:
+            return f"{name} whole"
+        choice = self.plan[name]
+        return f"{name} {choice.scheme} rank {' x '.join(str(rank) for rank in choice.ranks)}"
+
+
+def change_of(site: Site, choice: Choice) -> Change:
+    return Change(
+        name=site.name,
+        scheme=choice.scheme,
+        ranks=choice.ranks,
+        geometry=site.geometry,
+        batch_norm=site.batch_norm,
+    )

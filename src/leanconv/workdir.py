@@ -1,0 +1,238 @@
+"""The state of a run in a folder: what was measured and solved survives the process that did it.
+
+    leanconv-work.json    the arguments, and whether the run is finished
+    statistics/           sampled responses of the original network, raw numbers, and what they are
+    spectra.json          what ranks are chosen by
+    solved/               a safetensors file a site, in the order they were solved
+
+Files appear whole or not at all: they are written under another name, flushed and renamed. A lock on the folder
+itself, which the system lets go when the process ends, keeps a second process out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from leanconv.calibrate.batches import Batches
+from leanconv.errors import LeanconvError
+from leanconv.fit import Fit
+from leanconv.network.recording import tensors
+from leanconv.network.replace import Factors
+from leanconv.options import Options
+
+FORMAT = "leanconv-work"
+VERSION = 1
+STATE, SAMPLES, FACTS = "leanconv-work.json", "statistics", "statistics/facts.json"
+SPECTRA, SOLVED = "spectra.json", "solved"
+PART = ".part"  # the end of the name of what is being written
+
+# Arguments the statistics depend on.
+BASIS = ("model", "images", "device", "samples", "seed")
+
+
+class Workdir:
+    """An opened and locked folder. ``close`` when done."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder)
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            raise LeanconvError(f"workdir={str(folder)!r} cannot be opened ({error.strerror}).") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise LeanconvError(
+                f"workdir={str(folder)!r} is in use by another process; wait for it or give another folder."
+            ) from None
+        for left in self.folder.rglob(f"*{PART}"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        if not (self.folder / STATE).exists() and any(self.folder.iterdir()):
+            self.close()
+            raise LeanconvError(
+                f"workdir={str(folder)!r} holds other files and no earlier run; give a new or empty folder."
+            )
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def begin(self, given: dict[str, Any], options: Options) -> None:
+        """Start a run of these arguments or go on with it; refuse, by name, what does not go with what is here."""
+        wanted = {**given, **options.to_json()}
+        run = {key: value for key, value in wanted.items() if key not in BASIS}
+        known = self._load(STATE)
+        if known is not None:
+            basis = {key: wanted[key] for key in BASIS}
+            self._compare(basis, known["basis"], "statistics of a run")
+            if known["finished"] and run != known["run"]:
+                self._remove(SOLVED)
+            else:
+                self._compare(run, known["run"], "an unfinished run")
+        finished = known is not None and known["finished"] and run == known["run"]
+        self._state = {"basis": {key: wanted[key] for key in BASIS}, "run": run, "finished": finished}
+        self._store(STATE, self._state)
+
+    def finish(self) -> None:
+        self._store(STATE, {**self._state, "finished": True})
+
+    def _compare(self, wanted: dict[str, Any], known: dict[str, Any], what: str) -> None:
+        for key, value in wanted.items():
+            if value != known.get(key):
+                if key in ("model", "images"):
+                    raise LeanconvError(
+                        f"workdir={str(self.folder)!r} holds {what} with other {'weights' if key == 'model' else key}; "
+                        "give the same again, or another workdir."
+                    )
+                raise LeanconvError(
+                    f"workdir={str(self.folder)!r} holds {what} with {key}={known.get(key)!r}, but {key}={value!r} was "
+                    "given; give the same arguments, or another workdir."
+                )
+
+    @contextmanager
+    def new_samples(self) -> Iterator[Path]:
+        """A folder for samples, which takes its place when the block ends well; with ``describe`` before that."""
+        part = self.folder / f"{SAMPLES}{PART}"
+        with self._writing():
+            part.mkdir()
+            yield part
+            self._flush(part)
+            self._remove(SAMPLES)
+            part.rename(self.samples)
+
+    @property
+    def samples(self) -> Path:
+        return self.folder / SAMPLES
+
+    def describe(self, facts: dict[str, Any]) -> None:
+        """What the files in the new folder are."""
+        self._store(FACTS.replace(SAMPLES, f"{SAMPLES}{PART}"), {"sites": facts})
+
+    def described(self) -> dict[str, Any]:
+        """What the files of an earlier run are; nothing where there are none."""
+        return (self._load(FACTS) or {"sites": {}})["sites"]  # type: ignore[no-any-return]
+
+    def keep_spectra(self, spectra: dict[str, Any]) -> None:
+        self._store(SPECTRA, {"spectra": spectra})
+
+    def spectra(self) -> dict[str, Any]:
+        return (self._load(SPECTRA) or {"spectra": {}})["spectra"]  # type: ignore[no-any-return]
+
+    def solved(self, device: torch.device) -> dict[str, Fit]:
+        """The sites solved so far."""
+        found: dict[str, Fit] = {}
+        for path in sorted((self.folder / SOLVED).glob("*.safetensors")):
+            try:
+                with safetensors.safe_open(path, "pt", device=str(device)) as file:
+                    facts = json.loads(file.metadata()["leanconv"])
+                    weights = [file.get_tensor(f"weight{number}") for number in range(facts["weights"])]
+                    bias = file.get_tensor("bias")
+            except (OSError, safetensors.SafetensorError, KeyError, ValueError) as error:
+                raise LeanconvError(f"{str(path)!r} is damaged ({type(error).__name__}); delete it.") from None
+            found[facts["name"]] = Fit(Factors(tuple(weights), bias), facts["error"])
+        return found
+
+    def keep_solved(self, number: int, name: str, fit: Fit) -> None:
+        weights = fit.factors.weights
+        held = {f"weight{i}": weight.contiguous() for i, weight in enumerate(weights)} | {"bias": fit.factors.bias}
+        facts = json.dumps({"name": name, "error": fit.error, "weights": len(weights)})
+        with self._writing():
+            place = self.folder / SOLVED
+            place.mkdir(exist_ok=True)
+            part = place / f"{number:05d}{PART}"
+            safetensors.torch.save_file(held, part, {"leanconv": facts})
+            self._rename(part, place / f"{number:05d}.safetensors")
+
+    def _load(self, name: str) -> dict[str, Any] | None:
+        try:
+            data: dict[str, Any] = json.loads((self.folder / name).read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise LeanconvError(
+                f"workdir={str(self.folder)!r}: {name} cannot be read ({type(error).__name__}); delete the folder."
+            ) from None
+        if data.get("format") != FORMAT or data.get("version") != VERSION:
+            raise LeanconvError(
+                f"workdir={str(self.folder)!r} was written by another version of leanconv; give another folder."
+            )
+        return data
+
+    def _store(self, name: str, data: dict[str, Any]) -> None:
+        with self._writing():
+            part = self.folder / f"{name}{PART}"
+            part.write_text(json.dumps({**data, "format": FORMAT, "version": VERSION}))
+            self._rename(part, self.folder / name)
+
+    def _remove(self, name: str) -> None:
+        """Renamed first: a folder is there or not, never half."""
+        with contextlib.suppress(FileNotFoundError):
+            gone = self.folder / f"{name}.old{PART}"
+            (self.folder / name).rename(gone)
+            shutil.rmtree(gone)
+
+    def _rename(self, part: Path, place: Path) -> None:
+        self._flush(part)
+        part.rename(place)
+
+    def _flush(self, path: Path) -> None:
+        for item in [*path.iterdir(), path] if path.is_dir() else [path]:
+            handle = os.open(item, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, safetensors.SafetensorError) as error:
+            said = getattr(error, "strerror", None) or str(error)
+            raise LeanconvError(
+                f"cannot write to workdir={str(self.folder)!r}: {said}; make room or give another folder, what was "
+                "done so far is kept."
+            ) from error
+
+
+def digest_of_model(model: nn.Module) -> str:
+    """Names, shapes and numbers of everything the network keeps."""
+    total = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor):
+            total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            _add(total, tensor)
+    return total.hexdigest()
+
+
+def digest_of_images(batches: Batches) -> list[tuple[int, str]]:
+    """One for each batch, with the number of its first image."""
+    found = []
+    for batch in batches:
+        total = hashlib.sha256()
+        for tensor in tensors(batch.inputs):
+            total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+            _add(total, tensor)
+        found.append((batch.first, total.hexdigest()))
+    return found
+
+
+def _add(total: Any, tensor: Tensor) -> None:
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    total.update(flat.numpy())
