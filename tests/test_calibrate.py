@@ -18,13 +18,14 @@ from tests.test_accelerate import CONV_CASES, network_of
 
 def responses_of(model: nn.Module, probe: Probe, images: torch.Tensor, samples: int) -> torch.Tensor:
     found: list[torch.Tensor] = []
-    positions = Positions(per_image=-(-samples // len(images)), seed=0, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    positions = Positions(per_image=-(-samples // len(images)), images=len(images), seed=0, device=cpu)
     observe(
         model,
         take(images),
         [probe],
         positions=positions,
-        device=torch.device("cpu"),
+        device=cpu,
         take=lambda name, first, responses: found.append(responses.y),
     )
     return torch.cat(found)
@@ -67,8 +68,8 @@ def test_an_operation_in_place_does_not_spoil_responses() -> None:
 def test_positions_are_distinct_where_the_map_is_small_and_spread_over_it() -> None:
     chosen = choose_positions(50, 20, 10, (0, 1, 2))
     assert all(len(set(row.tolist())) == 10 for row in chosen)
-    every = Positions(per_image=10, seed=0, device=torch.device("cpu")).of_images(0, 12, 0, 3)
-    assert torch.equal(every, torch.arange(12).expand(3, 12))
+    positions = Positions(per_image=10, images=3, seed=0, device=torch.device("cpu"))
+    assert torch.equal(positions.choose(0, 12, 0, 3, images=True).at, torch.arange(12).expand(3, 12))
     counts = torch.bincount(choose_positions(2000, 1000, 10, (0, 0, 0)).flatten(), minlength=1000)
     assert counts.float().std() < 2 * 20**0.5
     assert not torch.equal(choose_positions(5, 100, 3, (0, 1, 0)), choose_positions(5, 100, 3, (0, 0, 1)))

@@ -18,13 +18,15 @@ import torch
 from torch import nn
 
 from leanconv.calibrate.batches import Batches
+from leanconv.calibrate.cutting import Cutting, cutting, tape_of
 from leanconv.calibrate.memory import Memory
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Piece, Samples
 from leanconv.calibrate.script import CannotCut
-from leanconv.calibrate.stream import Cut, Cutting, Rerun, Stream, cutting, tape_of
+from leanconv.calibrate.stream import Cut, Rerun, Stream
+from leanconv.calibrate.walk import Inputs, Walk
 from leanconv.errors import LeanconvError
 from leanconv.fit import Fit
 from leanconv.network.tape import Tape
@@ -78,8 +80,11 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.device = self.memory.device
+        self.inputs = Inputs(self.memory)
         per_image = max(1, -(-self.options.samples // self.batches.images))
-        self.positions = Positions(per_image=per_image, seed=self.options.seed, device=self.device)
+        self.positions = Positions(
+            per_image=per_image, images=self.batches.images, seed=self.options.seed, device=self.device
+        )
 
     def look(self, probes: list[Probe]) -> None:
         """Find out how the network can be run, for the accelerated stream, before the original's."""
@@ -106,6 +111,10 @@ class Engine:
 
     def _observed(self, probes: list[Probe], samples: Samples) -> Samples:
         alone = self.team.world == 1
+        tapes = self.tapes if self.cutting is not None and self.cutting.reason is None else None
+        walk: Walk | None = None
+        if tapes is not None and not any(probe.affine for probe in probes):
+            walk = Walk(self.original, self.positions, self.inputs, tapes, probes)
         mine: dict[str, list[Piece]] = {probe.site.name: [] for probe in probes}
         if self.team.lead:
             for probe in probes:
@@ -119,7 +128,8 @@ class Engine:
                 device=self.device,
                 take=samples.add if alone else lambda name, first, found: mine[name].append((first, found)),
                 step=stage.advance,
-                tapes=self.tapes if self.cutting is not None and self.cutting.reason is None else None,
+                tapes=tapes,
+                walk=walk or (lambda batch: None),
             )
         if not alone:
             for name in list(mine):
@@ -209,6 +219,7 @@ class Engine:
                     self.batches,
                     self.positions,
                     self.memory,
+                    self.inputs,
                     self.tapes,
                     [probe.site for probe in probes.values()],
                     lambda batch: tape_of(self.original, batch, dense, self.device),

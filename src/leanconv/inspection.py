@@ -120,7 +120,8 @@ def inspect_network(
                 behind = site_activation(active[name], seen.y)(seen.y)
                 counts[name].append((int((behind == 0).sum()), behind.numel()))
 
-        positions = Positions(per_image=max(1, -(-SAMPLES // images.images)), seed=0, device=place)
+        per_image = max(1, -(-SAMPLES // images.images))
+        positions = Positions(per_image=per_image, images=images.images, seed=0, device=place)
         observe(network, images, probes, positions=positions, device=place, take=count)
         zeros = {name: sum(z for z, _ in seen) / sum(n for _, n in seen) for name, seen in counts.items()}
     return Inspection(found, zeros)

@@ -17,6 +17,7 @@ from torch import Tensor
 from leanconv.errors import LeanconvError
 
 Place = Literal["device", "host", "disk"]
+PLACES: tuple[Place, ...] = ("device", "host", "disk")  # fastest first
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
@@ -63,9 +64,10 @@ class Memory:
         if self.folder is not None:
             self._free["disk"] = shutil.disk_usage(self.folder).free // 2
 
-    def reserve(self, size: int, *, share: float = 1.0) -> Place | None:
-        """Where ``size`` bytes may be kept, fastest first; None if nowhere. ``share`` of what is free is enough."""
-        for place in ("device", "host", "disk"):
+    def reserve(self, size: int, *, share: float = 1.0, among: tuple[Place, ...] = PLACES) -> Place | None:
+        """Where ``size`` bytes may be kept, fastest first; None if nowhere. No more than a ``share`` of what is free
+        is taken."""
+        for place in among:
             if size <= share * self._free.get(place, 0):
                 self._free[place] -= size
                 return place

@@ -2,54 +2,94 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from leanconv.network.geometry import Geometry, torch_pad
+from leanconv.network.geometry import Geometry, Size, torch_pad
 
 # Images that share one draw of random numbers: positions are drawn for a page of images at once.
-PAGE = 256
+PAGE = 1024
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where the patches at some positions lie in an image: ``index`` N x p x k, flat, and which of those numbers are
+    ``inside`` it (None: all)."""
+
+    index: Tensor
+    inside: Tensor | None
+
+    def part(self, begin: int, end: int) -> Window:
+        return Window(self.index[begin:end], None if self.inside is None else self.inside[begin:end])
 
 
 class Positions:
     """The output positions looked at, of every image at every site: the same whatever the batches are cut into.
 
-    ``per_image`` positions of each map, all of them where there are hardly more. Kept on ``device``, 8 bytes each.
+    ``per_image`` positions of each map, all of them where there are hardly more. They are drawn once for many of the
+    ``images``, kept on ``device``, and so are the places of their patches: 8 bytes for each number of a patch.
     """
 
-    def __init__(self, *, per_image: int, seed: int, device: torch.device):
-        self._per_image, self._seed, self._device = per_image, seed, device
+    def __init__(self, *, per_image: int, images: int, seed: int, device: torch.device):
+        self._per_image, self._images, self._seed, self._device = per_image, images, seed, device
         self._pages: dict[tuple[int, int, int], Tensor] = {}
+        self._windows: dict[tuple[int, Geometry, Size, int], Window] = {}
 
     def count(self, positions: int) -> int:
         """How many of a map's positions are looked at."""
         return positions if positions <= 1.25 * self._per_image else self._per_image
 
-    def of_images(self, site: int, positions: int, first: int, count: int) -> Tensor:
-        """For images ``first`` to ``first + count``, maps of ``positions``: count x p."""
+    def choose(self, site: int, positions: int, first: int, rows: int, *, images: bool) -> Chosen:
+        """For ``rows`` maps of ``positions``: those of the images from ``first`` on, or, where a layer runs on other
+        rows than ``images``, such as a detector's boxes, of the batch that begins there."""
         if self.count(positions) == positions:
-            return torch.arange(positions, device=self._device).expand(count, positions)
-        parts = []
-        for page in range(first // PAGE, (first + count - 1) // PAGE + 1):
-            begin, end = max(first - page * PAGE, 0), min(first + count - page * PAGE, PAGE)
-            parts.append(self._page(site, positions, page)[begin:end])
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def of_rows(self, site: int, positions: int, batch: int, count: int) -> Tensor:
-        """For a layer that runs on other rows than images, such as a detector's boxes: by the batch's number."""
-        if self.count(positions) == positions:
-            return torch.arange(positions, device=self._device).expand(count, positions)
-        return choose_positions(count, positions, self._per_image, (self._seed, site, batch)).to(self._device)
+            every = torch.arange(positions, device=self._device).expand(rows, positions)
+            return Chosen(self, site, every, None)
+        if not images:
+            drawn = choose_positions(rows, positions, self._per_image, (self._seed, site, first))
+            return Chosen(self, site, drawn.to(self._device), None)
+        page, begin = divmod(first, PAGE)
+        if begin + rows > PAGE:
+            parts = [self._page(site, positions, page + i) for i in range((begin + rows - 1) // PAGE + 1)]
+            return Chosen(self, site, torch.cat(parts)[begin : begin + rows], None)
+        found = self._page(site, positions, page)[begin : begin + rows]
+        return Chosen(self, site, found, (page, begin, positions))
 
     def _page(self, site: int, positions: int, page: int) -> Tensor:
         key = (site, positions, page)
         if key not in self._pages:
-            chosen = choose_positions(PAGE, positions, self._per_image, (self._seed, site, page))
+            rows = min(PAGE, max(self._images - page * PAGE, 1)) if page * PAGE < self._images else PAGE
+            chosen = choose_positions(rows, positions, self._per_image, (self._seed, site, page))
             self._pages[key] = chosen.to(self._device)
         return self._pages[key]
+
+    def window(self, site: int, geometry: Geometry, in_size: Size, place: tuple[int, int, int], rows: int) -> Window:
+        """Of the positions ``place`` names."""
+        page, begin, positions = place
+        key = (site, geometry, in_size, page)
+        if key not in self._windows:
+            self._windows[key] = window_of(geometry, in_size, self._page(site, positions, page))
+        return self._windows[key].part(begin, begin + rows)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Positions of some maps at one site: ``at`` N x p, indices into the output."""
+
+    positions: Positions
+    site: int
+    at: Tensor
+    place: tuple[int, int, int] | None  # page, row in it, positions of a map; None where nothing is kept for them
+
+    def window(self, geometry: Geometry, in_size: Size) -> Window:
+        """Where their patches are."""
+        if self.place is None:
+            return window_of(geometry, in_size, self.at)
+        return self.positions.window(self.site, geometry, in_size, self.place, len(self.at))
 
 
 def choose_positions(images: int, positions: int, count: int, seed: tuple[int, int, int]) -> Tensor:
@@ -68,49 +108,61 @@ def _mix(run: int, site: int, page: int) -> int:
     return (run * 1_000_003 + site * 8_191 + page * 131_071) % (1 << 62)
 
 
-def conv_patches(x: Tensor, geometry: Geometry, chosen: Tensor) -> Tensor:
-    """Patches of ``x`` (N x C x size) at ``chosen`` (N x p, indices into the output positions): (N p) x (C k).
-
-    Any number of dimensions. Gathering touches p k C numbers an image, where running the layer would touch every
-    position; zeros around the image are put in afterwards, so that the image need not be copied.
-    """
-    out_size = geometry.out_size(tuple(x.shape[2:]))
-    before, after = geometry.margins(tuple(x.shape[2:]))
+def window_of(geometry: Geometry, in_size: Size, at: Tensor) -> Window:
+    """The patches of output positions ``at`` (N x p) in an image of ``in_size``, any number of dimensions."""
+    out_size = geometry.out_size(in_size)
+    before, after = geometry.margins(in_size)
     padded = any(before) or any(after)
-    if padded and geometry.padding_mode != "zeros":
-        x = F.pad(x, torch_pad(before, after), mode=geometry.padding_mode)
+    if geometry.padding_mode != "zeros":  # conv_patches pads the image
+        in_size = tuple(n + b + a for n, b, a in zip(in_size, before, after, strict=True))
         padded, before = False, (0,) * len(before)
-    n, c, *size = x.shape
-    p = chosen.shape[1]
-    index = torch.zeros(1, 1, 1, dtype=torch.int64, device=x.device)  # N x p x k, flat, into size
-    inside = torch.ones(1, 1, 1, dtype=torch.bool, device=x.device)
-    rest = chosen
-    for axis, side in enumerate(size):
+    index = torch.zeros(1, 1, 1, dtype=torch.int64, device=at.device)
+    inside = torch.ones(1, 1, 1, dtype=torch.bool, device=at.device)
+    rest = at
+    for axis, side in enumerate(in_size):
         inner = prod(out_size[axis + 1 :])
         corner = torch.div(rest, inner, rounding_mode="floor") * geometry.stride[axis] - before[axis]  # N x p
         rest = rest % inner
-        along = torch.arange(geometry.kernel[axis], device=x.device) * geometry.dilation[axis]
-        at = corner[:, :, None] + along
+        along = torch.arange(geometry.kernel[axis], device=at.device) * geometry.dilation[axis]
+        here = corner[:, :, None] + along
         if padded:
-            inside = (inside[..., None] & ((at >= 0) & (at < side))[:, :, None]).flatten(2)
-            at = at.clamp(0, side - 1)
-        index = (index[..., None] * side + at[:, :, None]).flatten(2)
-    k = index.shape[2]
-    found = x.flatten(2).gather(2, index.reshape(n, 1, p * k).expand(n, c, p * k))
-    if padded:
-        found *= inside.reshape(n, 1, p * k)
+            inside = (inside[..., None] & ((here >= 0) & (here < side))[:, :, None]).flatten(2)
+            here = here.clamp(0, side - 1)
+        index = (index[..., None] * side + here[:, :, None]).flatten(2)
+    return Window(index, inside if padded else None)
+
+
+def conv_patches(x: Tensor, geometry: Geometry, chosen: Chosen) -> Tensor:
+    """Patches of ``x`` (N x C x size) at ``chosen`` positions: (N p) x (C k).
+
+    Gathering touches p k C numbers an image, where running the layer would touch every position; zeros around the
+    image are put in afterwards, so that the image need not be copied.
+    """
+    in_size = tuple(x.shape[2:])
+    window = chosen.window(geometry, in_size)
+    if geometry.padding_mode != "zeros":
+        x = F.pad(x, torch_pad(*geometry.margins(in_size)), mode=geometry.padding_mode)
+    n, p, k = window.index.shape
+    c = x.shape[1]
+    found = x.flatten(2).gather(2, window.index.reshape(n, 1, p * k).expand(n, c, p * k))
+    if window.inside is not None:
+        found *= window.inside.reshape(n, 1, p * k)
     return found.reshape(n, c, p, k).permute(0, 2, 1, 3).reshape(-1, c * k)
 
 
-def linear_patches(x: Tensor, chosen: Tensor) -> Tensor:
-    """Rows of ``x`` (N x ... x C) at ``chosen`` (N x p): (N p) x C."""
-    rows = x.reshape(x.shape[0], -1, x.shape[-1])
-    return rows.gather(1, chosen[:, :, None].expand(-1, -1, rows.shape[2])).reshape(-1, rows.shape[2])
+def linear_patches(x: Tensor, chosen: Chosen) -> Tensor:
+    """Rows of ``x`` (N x ... x C) at ``chosen`` positions: (N p) x C."""
+    return outputs_at(x, "linear", chosen)
 
 
-def outputs_at(y: Tensor, kind: str, chosen: Tensor) -> Tensor:
-    """Outputs of a layer at ``chosen`` (N x p): (N p) x d, from N x d x size (N x ... x d for a Linear)."""
-    rows = y.reshape(y.shape[0], -1, y.shape[-1]) if kind == "linear" else y.flatten(2).transpose(1, 2)
-    if chosen.shape[1] == rows.shape[1]:
-        return rows.reshape(-1, rows.shape[2])  # all of them, which are in order
-    return rows.gather(1, chosen[:, :, None].expand(-1, -1, rows.shape[2])).reshape(-1, rows.shape[2])
+def outputs_at(y: Tensor, kind: str, chosen: Chosen) -> Tensor:
+    """Outputs of a layer at ``chosen`` positions: (N p) x d, from N x d x size (N x ... x d for a Linear)."""
+    if kind == "linear":
+        rows = y.reshape(y.shape[0], -1, y.shape[-1])
+    else:
+        rows = y.flatten(2).transpose(1, 2)
+    if chosen.at.shape[1] < rows.shape[1]:
+        rows = rows.gather(1, chosen.at[:, :, None].expand(-1, -1, rows.shape[2]))
+    else:  # all of them, which are in order; a copy, since the network may go on to work in place
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    return rows.reshape(-1, rows.shape[2])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from leanconv.calibrate.patches import conv_patches, linear_patches, outputs_at
+from leanconv.calibrate.patches import Chosen, conv_patches, linear_patches, outputs_at
 from leanconv.network.geometry import Geometry
 from leanconv.network.precision import exact_products
 from leanconv.network.sites import Site
@@ -61,15 +61,15 @@ class Probe:
         geometry = self.site.geometry
         return x[0].numel() // x.shape[-1] if geometry.kind == "linear" else prod(geometry.out_size(_size(x)))
 
-    def from_output(self, output: Tensor, chosen: Tensor) -> Tensor:
-        """Responses at ``chosen`` (N x p) from what the layer gave: (N p) x d."""
+    def from_output(self, output: Tensor, chosen: Chosen) -> Tensor:
+        """Responses at ``chosen`` positions from what the layer gave: (N p) x d."""
         assert self.affine is not None
         scale, shift = self.affine
         found = outputs_at(output, self.site.geometry.kind, chosen)
         return torch.addcmul(shift, found, scale)
 
-    def from_input(self, x: Tensor, chosen: Tensor) -> Tensor:
-        """Responses at ``chosen`` (N x p) to the layer's input ``x``: (N p) x d.
+    def from_input(self, x: Tensor, chosen: Chosen) -> Tensor:
+        """Responses at ``chosen`` positions to the layer's input ``x``: (N p) x d.
 
         From gathered patches where few positions are chosen; where gathering them would cost more, from the whole
         layer, or its vertical factor.
@@ -77,7 +77,7 @@ class Probe:
         geometry = self.site.geometry
         if geometry.kind == "linear":
             return self._product(linear_patches(x, chosen), self.weight)
-        sampled, every, d = chosen.shape[1], self.positions(x), geometry.out_channels
+        sampled, every, d = chosen.at.shape[1], self.positions(x), geometry.out_channels
         ways = {
             "patches": sampled * geometry.patch * (GATHER * geometry.groups + d),
             "whole": every * geometry.patch * d,

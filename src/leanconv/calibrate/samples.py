@@ -47,7 +47,9 @@ class Samples:
     def expect(self, name: str, *, rows: int, width: int, dtype: torch.dtype, adds: bool) -> None:
         """About ``rows`` x ``width`` numbers will come for site ``name``, twice if it ``adds``."""
         size = rows * width * dtype.itemsize * (2 if adds else 1)
-        place: Place | None = "disk" if self._folder else self._memory.reserve(size, share=SHARE)
+        place: Place | None = "disk"
+        if self._folder is None:
+            place = self._memory.reserve(size, share=SHARE) or self._memory.reserve(size)
         if place is None:
             raise LeanconvError(
                 f"the sampled responses of layer {name!r} ({size / 1e6:.0f} MB) fit neither in memory nor on disk; "

@@ -6,26 +6,23 @@ the accelerated network. *Rerun*: every site costs a pass up to it; for networks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from leanconv.calibrate.batches import Batch, Batches, out_of_memory, to_device
+from leanconv.calibrate.batches import Batch, Batches, out_of_memory
 from leanconv.calibrate.memory import Memory, Packed, Place
-from leanconv.calibrate.observe import chosen_at, observe, signature
-from leanconv.calibrate.patches import Positions, outputs_at
+from leanconv.calibrate.observe import observe, signature
+from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Piece
 from leanconv.calibrate.script import CannotCut, Env, Script
-from leanconv.errors import LeanconvError
-from leanconv.network.precision import exact_products
-from leanconv.network.recording import map_tensors, tensors
+from leanconv.calibrate.walk import Inputs, responses_at
 from leanconv.network.sites import Site
 from leanconv.network.tape import Tape
-from leanconv.network.trial import SAME, SAME_HALF, difference
 
 
 class Stream(Protocol):
@@ -82,13 +79,14 @@ class Cut:
         batches: Batches,
         positions: Positions,
         memory: Memory,
+        inputs: Inputs,
         tapes: dict[Any, Tape],
         sites: Iterable[Site],
         tape: Callable[[Batch], Tape],
     ):
         """``tape`` makes the tape of a kind of batch that is not among ``tapes``."""
         self._model, self._batches, self._positions, self._memory = model, batches, positions, memory
-        self._sites, self._tape = list(sites), tape
+        self._inputs, self._sites, self._tape = inputs, list(sites), tape
         self._scripts = {kind: Script(tape, self._sites) for kind, tape in tapes.items()}
         for batch in batches:
             self._script(batch)
@@ -127,13 +125,14 @@ class Cut:
         elif frontier.env is not None:
             env = frontier.env if place is not None else Packed.of(frontier.env).unpacked(device)
         else:
-            env = script.start(to_device(batch.inputs, device))
+            env = script.start(self._inputs.get(batch))
         if place is not None:
             self._frontiers[key] = _Frontier()  # until the new one is whole
         script.run(env, self._model, begin, stop.step)
-        found = self._responses(probe, batch, env[stop.input], None if stop.total is None else env[stop.total])
+        found = responses_at(probe, batch, env, stop, self._positions)
         if place is not None:
             self._frontiers[key] = self._kept(stop.step, env, place, size)
+            self._inputs.drop(batch)
         return found
 
     def _script(self, batch: Batch) -> Script:
@@ -163,109 +162,12 @@ class Cut:
             packed = packed.moved(torch.device("cpu"))
         return _Frontier(step, None, packed, place, size)
 
-    def _responses(self, probe: Probe, batch: Batch, x: Tensor, total: Tensor | None) -> Responses:
-        chosen = chosen_at(probe, x, batch, self._positions)
-        y = probe.from_input(x, chosen)
-        if total is None:
-            return Responses(y)
-        return Responses(y, outputs_at(total, probe.site.geometry.kind, chosen).to(y.dtype))
-
     def _evict(self) -> None:
         """Forget what is kept on the device."""
         self._memory.shrink()
+        self._inputs.drop_all()
         for key, frontier in self._frontiers.items():
             if frontier.place == "device":
                 self._frontiers[key] = _Frontier()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def tape_of(model: nn.Module, batch: Batch, probes: Iterable[Probe], device: torch.device) -> Tape:
-    """A tape of one batch through the original network."""
-    tapes: dict[Any, Tape] = {}
-    observe(
-        model,
-        Batches(iter([batch.inputs]), batch.size),
-        list(probes),
-        positions=Positions(per_image=1, seed=0, device=device),
-        device=device,
-        take=lambda name, first, responses: None,
-        tapes=tapes,
-    )
-    (tape,) = tapes.values()
-    return tape
-
-
-@dataclass(frozen=True)
-class Cutting:
-    """How a network can be run: ``reason`` why it cannot be stopped between its layers, or None; whether images may
-    go through it one by one; and the largest tensor, in bytes, one image makes in it."""
-
-    reason: str | None
-    one_by_one: bool = False
-    largest: int = 0
-
-
-def cutting(model: nn.Module, sample: Any, probes: Sequence[Probe], device: torch.device) -> Cutting:
-    """Find out on a ``sample`` of the images.
-
-    The network is taped on one image and replayed on another, made of the same numbers in other places. Every site
-    must then receive what it receives in a plain run of a batch, but for rounding. If not, batches matter: once more
-    with the whole sample.
-    """
-    if isinstance(sample, Tensor) and len(sample) > 1:
-        found = _replayed(model, sample, 1, probes, device)
-        if found.reason is None:
-            return found
-    size = next(tensors(sample)).shape[0] if not isinstance(sample, list) else len(sample)
-    return _replayed(model, sample, size, probes, device)
-
-
-def _replayed(model: nn.Module, sample: Any, size: int, probes: Sequence[Probe], device: torch.device) -> Cutting:
-    sites = [probe.site for probe in probes]
-    other = map_tensors(lambda tensor: tensor.flip(0).roll(1, -1), sample)
-    plain = isinstance(sample, Tensor)
-    first, others = (sample[:size], other[:size]) if plain else (sample, other)
-    try:
-        with exact_products(), torch.no_grad():
-            tape = tape_of(model, Batch(0, size, first), probes, device)
-            script = Script(tape, sites)
-            wanted = _inputs_of(model, to_device(other, device), sites)
-            env, begin = script.start(to_device(others, device)), 0
-            for name in script.order:
-                stop = script.stops[name]
-                script.run(env, model, begin, stop.step)
-                begin = stop.step
-                x, y = env[stop.input], wanted[name]
-                y = y[: len(x)] if plain else y
-                if x.shape != y.shape or difference(x, y) > SAME.get(x.dtype, SAME_HALF):
-                    return Cutting(f"run again in parts it gives layer {name!r} something else")
-    except CannotCut as error:
-        return Cutting(str(error))
-    except LeanconvError:
-        raise
-    except Exception as error:
-        if out_of_memory(error):
-            raise
-        said = " ".join(str(error).split())[:200]
-        return Cutting(f"running it again in parts failed ({type(error).__name__}: {said})")
-    alone = plain and size == 1
-    return Cutting(None, alone, max(form.bytes for form in tape.forms) if alone else 0)
-
-
-def _inputs_of(model: nn.Module, batch: Any, sites: Iterable[Site]) -> dict[str, Tensor]:
-    """What every site's layer receives in a plain run."""
-    found: dict[str, Tensor] = {}
-    handles = []
-    for site in sites:
-
-        def before(module: nn.Module, args: Any, kwargs: Any, name: str = site.name) -> None:
-            found[name] = next(tensors((args, kwargs))).clone()
-
-        handles.append(model.get_submodule(site.name).register_forward_pre_hook(before, with_kwargs=True))
-    try:
-        model(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from leanconv.network.blank import blank
 from leanconv.network.factored import Factored
 from leanconv.network.fold import without_norm
 from leanconv.network.plain import is_plain
@@ -86,7 +87,8 @@ def _grown(whole: nn.Sequential, site: Site, *, inwards: bool, outwards: bool) -
     if outwards:
         weight, bias = torch.cat([weight, -2 * weight]), torch.cat([bias, torch.ones_like(bias)])
     geometry = replace(site.geometry, in_channels=weight.shape[1], out_channels=weight.shape[0])
-    bigger = dense_modules(geometry).to(old.weight)
+    with blank(old.weight.device):
+        bigger = dense_modules(geometry).to(old.weight.dtype)
     set_weights(bigger, Factors((weight,), bias))
     return bigger
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from leanconv.network.blank import blank
 from leanconv.network.factored import Factored
 from leanconv.network.fold import without_norm
 from leanconv.network.geometry import Geometry, Scheme
@@ -172,10 +173,12 @@ def replace(model: nn.Module, change: Change, factors: Factors | None = None) ->
 def stand_in(change: Change, old: nn.Module, factors: Factors | None) -> Factored:
     """The modules of a change with the dtype, device, memory format and flags of the layer they replace."""
     assert isinstance(old.weight, Tensor)
-    with torch.device(old.weight.device):
-        new = factor_modules(change)
-    new.to(old.weight.dtype)
-    if factors is not None:
+    if factors is None:
+        with torch.device(old.weight.device):
+            new = factor_modules(change).to(old.weight.dtype)
+    else:
+        with blank(old.weight.device):
+            new = factor_modules(change).to(old.weight.dtype)
         set_weights(new, factors)
     if _channels_last(old.weight):
         new.to(memory_format=torch.channels_last)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from leanconv.network.blank import blank
 from leanconv.network.fold import folded, without_norm
 from leanconv.network.plain import is_plain
 from leanconv.network.replace import Factors, dense_modules, set_weights
@@ -61,6 +62,7 @@ def dense_copy(model: nn.Module, site: Site) -> nn.Sequential:
     old = model.get_submodule(site.name).weight
     assert isinstance(old, Tensor)
     weight, bias = folded(model, site, old.dtype)
-    whole = dense_modules(site.geometry).to(old)
+    with blank(old.device):
+        whole = dense_modules(site.geometry).to(old.dtype)
     set_weights(whole, Factors((weight,), bias))
     return whole

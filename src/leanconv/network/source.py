@@ -10,10 +10,10 @@ from itertools import product
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from leanconv.errors import LeanconvError, unknown_name
+from leanconv.network.blank import blank
 from leanconv.network.recognise import has_hooks
 
 
@@ -130,21 +130,12 @@ def _same_shape(model: nn.Module, source: Source) -> bool:
     RegNet's builders compute with tensors and fail there; such a network is 'other' unless the caller knows its name.
     """
     try:
-        with torch.device("meta"), _NoInitialisation(), warnings.catch_warnings():
+        with blank(torch.device("meta")), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             other = build(source)
     except Exception:
         return False
     return _fingerprint(model) == _fingerprint(other)
-
-
-class _NoInitialisation(TorchFunctionMode):
-    """Weights without values need no initial ones, and computing these takes most of the time of building."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init" or func in (Tensor.normal_, Tensor.uniform_):
-            return args[0] if args else (kwargs or {})["tensor"]
-        return func(*args, **(kwargs or {}))
 
 
 def _fingerprint(model: nn.Module) -> list[Any]:

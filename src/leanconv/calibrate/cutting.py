@@ -1,0 +1,113 @@
+"""Whether, and how, a network can be run in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanconv.calibrate.batches import Batch, Batches, out_of_memory, to_device
+from leanconv.calibrate.observe import observe
+from leanconv.calibrate.patches import Positions
+from leanconv.calibrate.probe import Probe
+from leanconv.calibrate.script import CannotCut, Script
+from leanconv.errors import LeanconvError
+from leanconv.network.precision import exact_products
+from leanconv.network.recording import map_tensors, tensors
+from leanconv.network.sites import Site
+from leanconv.network.tape import Tape
+from leanconv.network.trial import SAME, SAME_HALF, difference
+
+
+def tape_of(model: nn.Module, batch: Batch, probes: Iterable[Probe], device: torch.device) -> Tape:
+    """A tape of one batch through the original network."""
+    tapes: dict[Any, Tape] = {}
+    observe(
+        model,
+        Batches(iter([batch.inputs]), batch.size),
+        list(probes),
+        positions=Positions(per_image=1, images=batch.size, seed=0, device=device),
+        device=device,
+        take=lambda name, first, responses: None,
+        tapes=tapes,
+    )
+    (tape,) = tapes.values()
+    return tape
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How a network can be run: ``reason`` why it cannot be stopped between its layers, or None; whether images may
+    go through it one by one; and the largest tensor, in bytes, one image makes in it."""
+
+    reason: str | None
+    one_by_one: bool = False
+    largest: int = 0
+
+
+def cutting(model: nn.Module, sample: Any, probes: Sequence[Probe], device: torch.device) -> Cutting:
+    """Find out on a ``sample`` of the images.
+
+    The network is taped on one image and replayed on another, made of the same numbers in other places. Every site
+    must then receive what it receives in a plain run of a batch, but for rounding. If not, batches matter: once more
+    with the whole sample.
+    """
+    if isinstance(sample, Tensor) and len(sample) > 1:
+        found = _replayed(model, sample, 1, probes, device)
+        if found.reason is None:
+            return found
+    size = next(tensors(sample)).shape[0] if not isinstance(sample, list) else len(sample)
+    return _replayed(model, sample, size, probes, device)
+
+
+def _replayed(model: nn.Module, sample: Any, size: int, probes: Sequence[Probe], device: torch.device) -> Cutting:
+    sites = [probe.site for probe in probes]
+    other = map_tensors(lambda tensor: tensor.flip(0).roll(1, -1), sample)
+    plain = isinstance(sample, Tensor)
+    first, others = (sample[:size], other[:size]) if plain else (sample, other)
+    try:
+        with exact_products(), torch.no_grad():
+            tape = tape_of(model, Batch(0, size, first), probes, device)
+            script = Script(tape, sites)
+            wanted = _inputs_of(model, to_device(other, device), sites)
+            env, begin = script.start(to_device(others, device)), 0
+            for name in script.order:
+                stop = script.stops[name]
+                script.run(env, model, begin, stop.step)
+                begin = stop.step
+                x, y = env[stop.input], wanted[name]
+                y = y[: len(x)] if plain else y
+                if x.shape != y.shape or difference(x, y) > SAME.get(x.dtype, SAME_HALF):
+                    return Cutting(f"run again in parts it gives layer {name!r} something else")
+    except CannotCut as error:
+        return Cutting(str(error))
+    except LeanconvError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        said = " ".join(str(error).split())[:200]
+        return Cutting(f"running it again in parts failed ({type(error).__name__}: {said})")
+    alone = plain and size == 1
+    return Cutting(None, alone, max(form.bytes for form in tape.forms) if alone else 0)
+
+
+def _inputs_of(model: nn.Module, batch: Any, sites: Iterable[Site]) -> dict[str, Tensor]:
+    """What every site's layer receives in a plain run."""
+    found: dict[str, Tensor] = {}
+    handles = []
+    for site in sites:
+
+        def before(module: nn.Module, args: Any, kwargs: Any, name: str = site.name) -> None:
+            found[name] = next(tensors((args, kwargs))).clone()
+
+        handles.append(model.get_submodule(site.name).register_forward_pre_hook(before, with_kwargs=True))
+    try:
+        model(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

@@ -1,0 +1,96 @@
+"""The original stream along its tape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from leanconv.calibrate.batches import Batch, to_device
+from leanconv.calibrate.memory import Memory
+from leanconv.calibrate.observe import chosen_at, signature
+from leanconv.calibrate.patches import Positions, outputs_at
+from leanconv.calibrate.probe import Probe, Responses
+from leanconv.calibrate.script import CannotCut, Env, Script, Stop
+from leanconv.network.recording import tensors
+from leanconv.network.tape import Tape
+
+
+class Inputs:
+    """Batches on the device, kept there from the first stream for the second where there is room."""
+
+    def __init__(self, memory: Memory):
+        self._memory = memory
+        self._kept: dict[tuple[int, int], Any] = {}
+
+    def get(self, batch: Batch) -> Any:
+        """A copy that may be written to."""
+        key, device = (batch.first, batch.size), self._memory.device
+        if key in self._kept:
+            return to_device(self._kept[key], device)
+        moved = to_device(batch.inputs, device)
+        if device.type == "cuda" and self._memory.reserve(_bytes(moved), share=0.5, among=("device",)):
+            self._kept[key] = to_device(moved, device)
+        return moved
+
+    def drop(self, batch: Batch) -> None:
+        """They are not needed any more."""
+        kept = self._kept.pop((batch.first, batch.size), None)
+        if kept is not None:
+            self._memory.release("device", _bytes(kept))
+
+    def drop_all(self) -> None:
+        self._kept.clear()
+
+
+def _bytes(inputs: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors(inputs))
+
+
+class Walk:
+    """The original along its tapes: what a pass with hooks would see, without the hooks, for batches of a kind that
+    has been taped. A GPU waits for Python otherwise."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        positions: Positions,
+        inputs: Inputs,
+        tapes: dict[Any, Tape],
+        probes: Iterable[Probe],
+    ):
+        self._model, self._positions, self._inputs, self._tapes = model, positions, inputs, tapes
+        self._probes = {probe.site.name: probe for probe in probes}
+        self._scripts: dict[Any, Script | None] = {}
+
+    def __call__(self, batch: Batch) -> dict[str, Responses] | None:
+        script = self._script(batch)
+        if script is None:
+            return None
+        found: dict[str, Responses] = {}
+        env, begin = script.start(self._inputs.get(batch)), 0
+        for name in script.order:
+            stop = script.stops[name]
+            script.run(env, self._model, begin, stop.step)
+            begin = stop.step
+            found[name] = responses_at(self._probes[name], batch, env, stop, self._positions)
+        return found
+
+    def _script(self, batch: Batch) -> Script | None:
+        kind = signature(batch.inputs)
+        if kind in self._tapes and kind not in self._scripts:
+            try:
+                self._scripts[kind] = Script(self._tapes[kind], [probe.site for probe in self._probes.values()])
+            except CannotCut:
+                self._scripts[kind] = None
+        return self._scripts.get(kind)
+
+
+def responses_at(probe: Probe, batch: Batch, env: Env, stop: Stop, positions: Positions) -> Responses:
+    """Of a site where a script has stopped."""
+    chosen = chosen_at(probe, env[stop.input], batch, positions)
+    y = probe.from_input(env[stop.input], chosen)
+    if stop.total is None:
+        return Responses(y)
+    return Responses(y, outputs_at(env[stop.total], probe.site.geometry.kind, chosen).to(y.dtype))
