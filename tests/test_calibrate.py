@@ -69,7 +69,7 @@ def test_positions_are_distinct_where_the_map_is_small_and_spread_over_it() -> N
     chosen = choose_positions(50, 20, 10, (0, 1, 2))
     assert all(len(set(row.tolist())) == 10 for row in chosen)
     positions = Positions(per_image=10, images=3, seed=0, device=torch.device("cpu"))
-    assert torch.equal(positions.choose(0, 12, 0, 3, images=True).at, torch.arange(12).expand(3, 12))
+    assert torch.equal(positions.choose(12, 0, 3, images=True).at, torch.arange(12).expand(3, 12))
     counts = torch.bincount(choose_positions(2000, 1000, 10, (0, 0, 0)).flatten(), minlength=1000)
     assert counts.float().std() < 2 * 20**0.5
     assert not torch.equal(choose_positions(5, 100, 3, (0, 1, 0)), choose_positions(5, 100, 3, (0, 0, 1)))

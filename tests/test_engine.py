@@ -242,7 +242,7 @@ def test_out_of_memory_halves_the_batch_and_goes_on(images: Tensor, caplog: pyte
 def test_out_of_memory_on_one_image_is_raised(images: Tensor) -> None:
     batches = take([images[:1]])
     with pytest.raises(torch.OutOfMemoryError):
-        batches.each(lambda batch: Hungry(0)(batch.inputs))
+        batches.each(lambda batch: Hungry(0)(batch.pieces[0]))
 
 
 def test_a_loader_is_read_while_the_network_runs(images: Tensor) -> None:

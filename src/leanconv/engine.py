@@ -37,6 +37,8 @@ from leanconv.workdir import Workdir
 
 # On a CPU batches are cut so that the largest tensor of a pass has about so many bytes.
 CACHED = 16 << 20
+# On a GPU they are joined until it has about so many, if there is room for many such.
+LAUNCH = 1 << 30
 
 log = logging.getLogger("leanconv")
 
@@ -90,9 +92,18 @@ class Engine:
         """Find out how the network can be run, for the accelerated stream, before the original's."""
         with self.clock.stage("preparing"):
             self.cutting = found = cutting(self.original, self.batches.sample(), probes, self.device)
-            # Tensors that stay in a CPU's cache, and in memory the allocator keeps, make a pass up to twice as fast.
-            if found.one_by_one and self.device.type == "cpu" and found.largest:
-                self.batches.cut(1 << max(0, (CACHED // found.largest).bit_length() - 1))
+            if found.one_by_one and found.largest:
+                self._regroup(found.largest)
+
+    def _regroup(self, largest: int) -> None:
+        """Batches that suit the device, where images do not mind their company."""
+        if self.device.type == "cpu":
+            # Tensors that stay in the cache, and in memory the allocator keeps, make a pass up to twice as fast.
+            self.batches.cut(1 << max(0, (CACHED // largest).bit_length() - 1))
+        elif self.device.type == "cuda":
+            # Few large launches: Python takes longer to ask for a small one than the GPU to do it.
+            free = torch.cuda.mem_get_info(self.device)[0]
+            self.batches.join(max(1, min(LAUNCH, free // 64) // largest))
 
     def targets(self, probes: list[Probe]) -> Samples:
         """Responses of the original network; at the lead, the others have none."""

@@ -226,7 +226,7 @@ def digest_of_images(batches: Batches) -> list[tuple[int, str]]:
     found = []
     for batch in batches:
         total = hashlib.sha256()
-        for tensor in tensors(batch.inputs):
+        for tensor in tensors(batch.pieces):
             total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
             _add(total, tensor)
         found.append((batch.first, total.hexdigest()))

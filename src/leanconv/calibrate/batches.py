@@ -23,14 +23,40 @@ log = logging.getLogger("leanconv")
 
 @dataclass(frozen=True)
 class Batch:
-    """``inputs`` as the model takes them. ``first``: how many images came before, on all ranks."""
+    """Images that go through the network together. ``first``: how many images came before, on all ranks.
+
+    ``pieces`` are inputs as the model takes them, usually one; several are tensors that become one on the device.
+    """
 
     first: int
     size: int
-    inputs: Any
+    pieces: tuple[Any, ...]
 
     def part(self, begin: int, end: int) -> Batch:
-        return Batch(self.first + begin, end - begin, _images(self.inputs, begin, end))
+        (inputs,) = self.pieces
+        return Batch(self.first + begin, end - begin, (_images(inputs, begin, end),))
+
+    def on(self, device: torch.device) -> Any:
+        """The inputs on ``device``. Always a copy: a network may work on its input in place."""
+        if len(self.pieces) == 1:
+            return to_device(self.pieces[0], device)
+        one = self.pieces[0]
+        whole = torch.empty((self.size, *one.shape[1:]), dtype=one.dtype, device=device)
+        begin = 0
+        for piece in self.pieces:
+            whole[begin : begin + len(piece)].copy_(piece, non_blocking=True)
+            begin += len(piece)
+        return whole
+
+    @property
+    def kind(self) -> Any:
+        """What decides which operations a batch runs through, as far as it shows in the batch."""
+        if len(self.pieces) > 1:
+            whole = torch.empty((self.size, *self.pieces[0].shape[1:]), dtype=self.pieces[0].dtype, device="meta")
+            return Batch(self.first, self.size, (whole,)).kind
+        # Strides as a copy on the device will have them.
+        alike = [torch.empty_like(tensor, device="meta") for tensor in tensors(self.pieces)]
+        return tuple((tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in alike)
 
 
 class Batches:
@@ -47,6 +73,15 @@ class Batches:
         self._items: list[Batch] = []
         self._read = self._turn = 0
         self._largest: int | None = None  # if batches are to be cut
+        self._joined = 0  # if they are to be joined
+        self._open: Batch | None = None
+
+    @classmethod
+    def of(cls, batch: Batch) -> Batches:
+        """A batch alone."""
+        one = cls(iter(()), batch.size)
+        one._items = [batch]
+        return one
 
     def __iter__(self) -> Iterator[Batch]:
         number = 0
@@ -68,7 +103,7 @@ class Batches:
                 f"there are fewer batches of images than the {self._world} processes; give smaller batches or run "
                 "fewer processes."
             )
-        return _images(first.inputs, 0, 2)
+        return _images(first.pieces[0], 0, 2)
 
     def each(self, work: Callable[[Batch], None]) -> None:
         """Do ``work`` on every batch. Where the device runs out of memory, batches are halved and work goes on."""
@@ -90,8 +125,38 @@ class Batches:
 
     def cut(self, largest: int) -> None:
         """No batch of more than ``largest`` images from now on."""
-        self._largest = largest
+        self._largest, self._joined = largest, 0
+        self._close()
         self._items = [part for batch in self._items for part in _cut(batch, largest)]
+
+    def join(self, size: int) -> None:
+        """Put batches of plain tensors together to about ``size`` images, as far as they are of one shape."""
+        self._joined = size
+        items, self._items = self._items, []
+        for batch in items:
+            self._append(batch)
+        if self._source is None:
+            self._close()
+
+    def _append(self, batch: Batch) -> bool:
+        """Whether that completed a batch."""
+        if not self._joined:
+            self._items += _cut(batch, self._largest or batch.size)
+            return True
+        complete = False
+        if self._open is not None and _joinable(self._open, batch):
+            batch = Batch(self._open.first, self._open.size + batch.size, (*self._open.pieces, *batch.pieces))
+        else:
+            complete = self._close()
+        self._open = batch
+        return self._close() if batch.size >= self._joined else complete
+
+    def _close(self) -> bool:
+        if self._open is None:
+            return False
+        self._items.append(self._open)
+        self._open = None
+        return True
 
     def _halve(self, size: int) -> None:
         log.warning("out of memory with %d images a batch; going on with %d.", size, -(-size // 2))
@@ -110,16 +175,31 @@ class Batches:
             size = len(next(tensors(inputs))) if isinstance(inputs, dict) else len(inputs)
             if not size:
                 continue
-            batch, mine = Batch(self._read, size, inputs), self._turn % self._world == self._rank
+            batch, mine = Batch(self._read, size, (inputs,)), self._turn % self._world == self._rank
             self._read += size
             self._turn += 1
-            if mine:
-                self._items += _cut(batch, self._largest or size)
+            if mine and self._append(batch):
                 return True
+        return self._close()
+
+
+def _joinable(a: Batch, b: Batch) -> bool:
+    one, other = a.pieces[-1], b.pieces[0]
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor) and a.first + a.size == b.first):
         return False
+    alike = one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
+    return alike and one.is_contiguous() and other.is_contiguous()
 
 
 def _cut(batch: Batch, largest: int) -> list[Batch]:
+    if batch.size <= largest:
+        return [batch]
+    if len(batch.pieces) > 1:
+        first, parts = batch.first, []
+        for piece in batch.pieces:
+            parts += _cut(Batch(first, len(piece), (piece,)), largest)
+            first += len(piece)
+        return parts
     return [batch.part(begin, min(begin + largest, batch.size)) for begin in range(0, batch.size, largest)]
 
 

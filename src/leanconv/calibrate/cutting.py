@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from leanconv.calibrate.batches import Batch, Batches, out_of_memory, to_device
 from leanconv.calibrate.observe import observe
-from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe
 from leanconv.calibrate.script import CannotCut, Script
 from leanconv.errors import LeanconvError
@@ -27,9 +26,9 @@ def tape_of(model: nn.Module, batch: Batch, probes: Iterable[Probe], device: tor
     tapes: dict[Any, Tape] = {}
     observe(
         model,
-        Batches(iter([batch.inputs]), batch.size),
+        Batches.of(batch),
         list(probes),
-        positions=Positions(per_image=1, images=batch.size, seed=0, device=device),
+        positions=None,
         device=device,
         take=lambda name, first, responses: None,
         tapes=tapes,
@@ -70,7 +69,7 @@ def _replayed(model: nn.Module, sample: Any, size: int, probes: Sequence[Probe],
     first, others = (sample[:size], other[:size]) if plain else (sample, other)
     try:
         with exact_products(), torch.no_grad():
-            tape = tape_of(model, Batch(0, size, first), probes, device)
+            tape = tape_of(model, Batch(0, size, (first,)), probes, device)
             script = Script(tape, sites)
             wanted = _inputs_of(model, to_device(other, device), sites)
             env, begin = script.start(to_device(others, device)), 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from leanconv.calibrate.batches import Batch, Batches, out_of_memory, to_device
+from leanconv.calibrate.batches import Batch, Batches, out_of_memory
 from leanconv.calibrate.patches import Chosen, Positions, outputs_at
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.errors import LeanconvError
@@ -51,7 +51,7 @@ def observe(
     batches: Batches,
     probes: Sequence[Probe],
     *,
-    positions: Positions,
+    positions: Positions | None,
     device: torch.device,
     take: Take,
     step: Callable[[], None] = lambda: None,
@@ -62,8 +62,8 @@ def observe(
 
     Hooks look at a layer's input before, or its output right behind it, so operations in place further on cannot
     spoil what was captured. Addends are the sum that reaches the activation less the layer's own output. The run of
-    each batch stops after the last probe. ``tapes`` receives a tape for every kind of batch (``signature``);
-    ``walk`` may know the responses of a batch without this.
+    each batch stops after the last probe. Without ``positions`` nothing is looked at. ``tapes`` receives a tape for
+    every kind of batch; ``walk`` may know the responses of a batch without all this.
     """
     watches = [_Watch(probe) for probe in probes]
     sites = [probe.site for probe in probes]
@@ -75,8 +75,7 @@ def observe(
                 take(name, batch.first, found)
             step()
             return
-        inputs = to_device(batch.inputs, device)
-        kind = signature(inputs)
+        inputs, kind = batch.on(device), batch.kind
         recorded = tapes is not None and kind not in tapes
         with (
             _watched(model, watches, positions) as run,
@@ -94,9 +93,10 @@ def observe(
             except Exception as error:
                 if out_of_memory(error):
                     raise
-                raise model_failed(error, batch.inputs) from error
+                raise model_failed(error, batch.pieces[0]) from error
         for watch in watches:
-            take(watch.probe.site.name, batch.first, _seen(watch))
+            if positions is not None:
+                take(watch.probe.site.name, batch.first, _seen(watch))
             watch.clear()
         if tapes is not None and recorder is not None:
             tapes[kind] = recorder.tape
@@ -104,13 +104,6 @@ def observe(
 
     with torch.no_grad():
         batches.each(work)
-
-
-def signature(inputs: Any) -> Any:
-    """What decides which operations a batch runs through, as far as it shows in the batch."""
-    # Strides as a copy on the device will have them.
-    alike = [torch.empty_like(tensor, device="meta") for tensor in tensors(inputs)]
-    return tuple((tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in alike)
 
 
 def _seen(watch: _Watch) -> Responses:
@@ -126,7 +119,7 @@ def _seen(watch: _Watch) -> Responses:
 class _Run(TorchFunctionMode):
     """Follows one pass: inputs and outputs of layers through hooks, sums through the functions the network calls."""
 
-    def __init__(self, watches: list[_Watch], positions: Positions):
+    def __init__(self, watches: list[_Watch], positions: Positions | None):
         super().__init__()
         self._watches = watches
         self._positions = positions
@@ -155,26 +148,27 @@ class _Run(TorchFunctionMode):
 
     def input_arrives(self, watch: _Watch, x: Tensor) -> None:
         assert self._batch is not None
-        with self._unrecorded():
-            watch.chosen = chosen_at(watch.probe, x, self._batch, self._positions)
-            if watch.probe.affine is None:
-                watch.y = watch.probe.from_input(x, watch.chosen)
-        if watch.y is not None and not watch.probe.site.adds:
+        if self._positions is not None:
+            with self._unrecorded():
+                watch.chosen = chosen_at(watch.probe, x, self._batch, self._positions)
+                if watch.probe.affine is None:
+                    watch.y = watch.probe.from_input(x, watch.chosen)
+        if (watch.y is not None or self._positions is None) and not watch.probe.site.adds:
             self._done(watch.probe.site)
 
     def output_arrives(self, watch: _Watch, output: Tensor) -> None:
         """Of the layer itself."""
-        assert watch.chosen is not None
-        with self._unrecorded():
-            watch.y = watch.probe.from_output(output, watch.chosen)
+        if watch.chosen is not None:
+            with self._unrecorded():
+                watch.y = watch.probe.from_output(output, watch.chosen)
         if not watch.probe.site.adds:
             self._done(watch.probe.site)
 
     def tail_arrives(self, watch: _Watch, y: Tensor) -> None:
         """What the shortcut will be added to."""
-        assert watch.chosen is not None
-        with self._unrecorded():
-            watch.output = outputs_at(y, watch.probe.site.geometry.kind, watch.chosen)
+        if watch.chosen is not None:
+            with self._unrecorded():
+                watch.output = outputs_at(y, watch.probe.site.geometry.kind, watch.chosen)
         watch.running_sum, watch.adds = y, 0
 
     def _sum_arrives(self, watch: _Watch, total: Tensor) -> None:
@@ -182,14 +176,13 @@ class _Run(TorchFunctionMode):
         watch.running_sum, watch.adds = total, watch.adds + 1
         if watch.adds < site.adds:
             return
-        assert watch.chosen is not None
-        assert watch.output is not None
-        with self._unrecorded():
-            if self._recorder is not None:
-                self._recorder.sum_is(site.name, total)
-            whole = outputs_at(total, site.geometry.kind, watch.chosen)
-            dtype = watch.probe.weight.dtype
-            watch.addend = whole.to(dtype) - watch.output.to(dtype)
+        if self._recorder is not None:
+            self._recorder.sum_is(site.name, total)
+        if watch.chosen is not None and watch.output is not None:
+            with self._unrecorded():
+                whole = outputs_at(total, site.geometry.kind, watch.chosen)
+                dtype = watch.probe.weight.dtype
+                watch.addend = whole.to(dtype) - watch.output.to(dtype)
         watch.running_sum = None
         self._done(site)
 
@@ -205,11 +198,11 @@ class _Run(TorchFunctionMode):
 def chosen_at(probe: Probe, x: Tensor, batch: Batch, positions: Positions) -> Chosen:
     """The positions to look at."""
     images = len(x) == batch.size
-    return positions.choose(probe.site.index, probe.positions(x), batch.first, len(x), images=images)
+    return positions.choose(probe.positions(x), batch.first, len(x), images=images)
 
 
 @contextmanager
-def _watched(model: nn.Module, watches: list[_Watch], positions: Positions) -> Iterator[_Run]:
+def _watched(model: nn.Module, watches: list[_Watch], positions: Positions | None) -> Iterator[_Run]:
     """Hooks at the probes' layers (or what stands in their place); they come off on any error."""
     run = _Run(watches, positions)
     handles = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ class Window:
 
 
 class Positions:
-    """The output positions looked at, of every image at every site: the same whatever the batches are cut into.
+    """The output positions looked at, of every image at every site: the same for maps of one size, and whatever the
+    batches are cut into.
 
     ``per_image`` positions of each map, all of them where there are hardly more. They are drawn once for many of the
     ``images``, kept on ``device``, and so are the places of their patches: 8 bytes for each number of a patch.
@@ -36,52 +38,51 @@ class Positions:
 
     def __init__(self, *, per_image: int, images: int, seed: int, device: torch.device):
         self._per_image, self._images, self._seed, self._device = per_image, images, seed, device
-        self._pages: dict[tuple[int, int, int], Tensor] = {}
-        self._windows: dict[tuple[int, Geometry, Size, int], Window] = {}
+        self._pages: dict[tuple[int, int], Tensor] = {}
+        self._windows: dict[tuple[Any, ...], Window] = {}
 
     def count(self, positions: int) -> int:
         """How many of a map's positions are looked at."""
         return positions if positions <= 1.25 * self._per_image else self._per_image
 
-    def choose(self, site: int, positions: int, first: int, rows: int, *, images: bool) -> Chosen:
+    def choose(self, positions: int, first: int, rows: int, *, images: bool) -> Chosen:
         """For ``rows`` maps of ``positions``: those of the images from ``first`` on, or, where a layer runs on other
         rows than ``images``, such as a detector's boxes, of the batch that begins there."""
         if self.count(positions) == positions:
             every = torch.arange(positions, device=self._device).expand(rows, positions)
-            return Chosen(self, site, every, None)
+            return Chosen(self, every, None)
         if not images:
-            drawn = choose_positions(rows, positions, self._per_image, (self._seed, site, first))
-            return Chosen(self, site, drawn.to(self._device), None)
+            drawn = choose_positions(rows, positions, self._per_image, (self._seed, positions, first))
+            return Chosen(self, drawn.to(self._device), None)
         page, begin = divmod(first, PAGE)
         if begin + rows > PAGE:
-            parts = [self._page(site, positions, page + i) for i in range((begin + rows - 1) // PAGE + 1)]
-            return Chosen(self, site, torch.cat(parts)[begin : begin + rows], None)
-        found = self._page(site, positions, page)[begin : begin + rows]
-        return Chosen(self, site, found, (page, begin, positions))
+            parts = [self._page(positions, page + i) for i in range((begin + rows - 1) // PAGE + 1)]
+            return Chosen(self, torch.cat(parts)[begin : begin + rows], None)
+        found = self._page(positions, page)[begin : begin + rows]
+        return Chosen(self, found, (page, begin, positions))
 
-    def _page(self, site: int, positions: int, page: int) -> Tensor:
-        key = (site, positions, page)
+    def _page(self, positions: int, page: int) -> Tensor:
+        key = (positions, page)
         if key not in self._pages:
             rows = min(PAGE, max(self._images - page * PAGE, 1)) if page * PAGE < self._images else PAGE
-            chosen = choose_positions(rows, positions, self._per_image, (self._seed, site, page))
+            chosen = choose_positions(rows, positions, self._per_image, (self._seed, positions, page))
             self._pages[key] = chosen.to(self._device)
         return self._pages[key]
 
-    def window(self, site: int, geometry: Geometry, in_size: Size, place: tuple[int, int, int], rows: int) -> Window:
+    def window(self, geometry: Geometry, in_size: Size, place: tuple[int, int, int], rows: int) -> Window:
         """Of the positions ``place`` names."""
         page, begin, positions = place
-        key = (site, geometry, in_size, page)
+        key = (_reach(geometry), in_size, page)
         if key not in self._windows:
-            self._windows[key] = window_of(geometry, in_size, self._page(site, positions, page))
+            self._windows[key] = window_of(geometry, in_size, self._page(positions, page))
         return self._windows[key].part(begin, begin + rows)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Positions of some maps at one site: ``at`` N x p, indices into the output."""
+    """Positions of some maps: ``at`` N x p, indices into the output."""
 
     positions: Positions
-    site: int
     at: Tensor
     place: tuple[int, int, int] | None  # page, row in it, positions of a map; None where nothing is kept for them
 
@@ -89,13 +90,13 @@ class Chosen:
         """Where their patches are."""
         if self.place is None:
             return window_of(geometry, in_size, self.at)
-        return self.positions.window(self.site, geometry, in_size, self.place, len(self.at))
+        return self.positions.window(geometry, in_size, self.place, len(self.at))
 
 
 def choose_positions(images: int, positions: int, count: int, seed: tuple[int, int, int]) -> Tensor:
     """``count`` of the ``positions`` of every image: images x count, int64, on the CPU.
 
-    ``seed`` is (run, site, page): the choice depends on nothing else, so both streams look at the same places
+    ``seed`` is (run, positions, page): the choice depends on nothing else, so both streams look at the same places
     without storing them. Distinct places where the map is small; where it is large a repeat is rare and harmless.
     """
     generator = torch.Generator().manual_seed(_mix(*seed))
@@ -104,8 +105,14 @@ def choose_positions(images: int, positions: int, count: int, seed: tuple[int, i
     return torch.randint(positions, (images, count), generator=generator)
 
 
-def _mix(run: int, site: int, page: int) -> int:
-    return (run * 1_000_003 + site * 8_191 + page * 131_071) % (1 << 62)
+def _mix(run: int, positions: int, page: int) -> int:
+    return (run * 1_000_003 + positions * 8_191 + page * 131_071) % (1 << 62)
+
+
+def _reach(geometry: Geometry) -> tuple[Any, ...]:
+    """All that a window depends on; channels do not matter."""
+    g = geometry
+    return g.kernel, g.stride, g.padding, g.padding_after, g.dilation, g.padding_mode
 
 
 def window_of(geometry: Geometry, in_size: Size, at: Tensor) -> Window:

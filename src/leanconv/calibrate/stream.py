@@ -15,7 +15,7 @@ from torch import nn
 
 from leanconv.calibrate.batches import Batch, Batches, out_of_memory
 from leanconv.calibrate.memory import Memory, Packed, Place
-from leanconv.calibrate.observe import observe, signature
+from leanconv.calibrate.observe import observe
 from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Piece
@@ -136,7 +136,7 @@ class Cut:
         return found
 
     def _script(self, batch: Batch) -> Script:
-        kind = signature(batch.inputs)
+        kind = batch.kind
         if kind not in self._scripts:
             self._scripts[kind] = Script(self._tape(batch), self._sites)
         return self._scripts[kind]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
 
 from leanconv.calibrate.batches import Batch, to_device
 from leanconv.calibrate.memory import Memory
-from leanconv.calibrate.observe import chosen_at, signature
+from leanconv.calibrate.observe import chosen_at
 from leanconv.calibrate.patches import Positions, outputs_at
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.script import CannotCut, Env, Script, Stop
@@ -29,10 +31,22 @@ class Inputs:
         key, device = (batch.first, batch.size), self._memory.device
         if key in self._kept:
             return to_device(self._kept[key], device)
-        moved = to_device(batch.inputs, device)
-        if device.type == "cuda" and self._memory.reserve(_bytes(moved), share=0.5, among=("device",)):
+        if device.type != "cuda":
+            return batch.on(device)
+        # On a stream of its own: images travel while the network is still at work on the ones before.
+        now = torch.cuda.current_stream(device)
+        with torch.cuda.stream(self._lane):
+            moved = batch.on(device)
+        now.wait_stream(self._lane)
+        for tensor in tensors(moved):
+            tensor.record_stream(now)
+        if self._memory.reserve(_bytes(moved), share=0.5, among=("device",)):
             self._kept[key] = to_device(moved, device)
         return moved
+
+    @cached_property
+    def _lane(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._memory.device)
 
     def drop(self, batch: Batch) -> None:
         """They are not needed any more."""
@@ -78,7 +92,7 @@ class Walk:
         return found
 
     def _script(self, batch: Batch) -> Script | None:
-        kind = signature(batch.inputs)
+        kind = batch.kind
         if kind in self._tapes and kind not in self._scripts:
             try:
                 self._scripts[kind] = Script(self._tapes[kind], [probe.site for probe in self._probes.values()])

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import Any, Literal
 
@@ -57,12 +58,12 @@ def identify(model: nn.Module) -> Source:
     if kind.__module__.startswith("torchvision.models."):
         from torchvision.models import get_model_builder, list_models
 
-        outputs = _last_outputs(model)
+        outputs, fingerprint = _last_outputs(model), _fingerprint(model)
         family = [name for name in list_models() if get_model_builder(name).__module__ == kind.__module__]
         # The builders' own choices first: most networks are that.
         for flags, classes, name in product(VARIANTS, (None, outputs), family):
             source = Source(library="torchvision", name=name, classes=classes, flags=flags)
-            if _same_shape(model, source):
+            if _built(source) == fingerprint:
                 return source
     return Source(library="other", name=f"{kind.__module__}.{kind.__qualname__}")
 
@@ -124,18 +125,18 @@ def _last_outputs(model: nn.Module) -> int | None:
     return outputs
 
 
-def _same_shape(model: nn.Module, source: Source) -> bool:
-    """Compare with the builder's product on the meta device: no memory, no time, no random numbers.
+@lru_cache(maxsize=256)
+def _built(source: Source) -> list[Any] | None:
+    """What a builder makes, on the meta device: no memory, no random numbers, and only once a process.
 
     RegNet's builders compute with tensors and fail there; such a network is 'other' unless the caller knows its name.
     """
     try:
         with blank(torch.device("meta")), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            other = build(source)
+            return _fingerprint(build(source))
     except Exception:
-        return False
-    return _fingerprint(model) == _fingerprint(other)
+        return None
 
 
 def _fingerprint(model: nn.Module) -> list[Any]:
