@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanconv.calibrate.batches import Batches
+from leanconv.calibrate.batches import Batch, Batches
 from leanconv.calibrate.cutting import Cutting, cutting, tape_of
 from leanconv.calibrate.memory import Memory
 from leanconv.calibrate.observe import observe
@@ -26,10 +26,10 @@ from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Piece, Samples
 from leanconv.calibrate.script import CannotCut
 from leanconv.calibrate.stream import Cut, Rerun, Stream
+from leanconv.calibrate.tapes import Tapes
 from leanconv.calibrate.walk import Inputs, Walk
 from leanconv.errors import LeanconvError
 from leanconv.fit import Fit
-from leanconv.network.tape import Tape
 from leanconv.options import Options
 from leanconv.progress import Progress
 from leanconv.team import Team
@@ -77,8 +77,8 @@ class Engine:
     work: Workdir | None
     clock: Clock
     reporter: Progress
-    tapes: dict[Any, Tape] = field(default_factory=dict)
     cutting: Cutting | None = None
+    tapes: Tapes = field(default_factory=Tapes)
 
     def __post_init__(self) -> None:
         self.device = self.memory.device
@@ -91,7 +91,10 @@ class Engine:
     def look(self, probes: list[Probe]) -> None:
         """Find out how the network can be run, for the accelerated stream, before the original's."""
         with self.clock.stage("preparing"):
-            self.cutting = found = cutting(self.original, self.batches.sample(), probes, self.device)
+            sample = self.batches.sample()
+            self.cutting = found = cutting(self.original, sample, probes, self.device)
+            if found.tape is not None:
+                self.tapes = Tapes(found.tape, Batch(0, len(sample), (sample,)))
             if found.one_by_one and found.largest:
                 self._regroup(found.largest)
 
@@ -237,7 +240,6 @@ class Engine:
                 )
             except CannotCut as error:
                 reason = str(error)
-        self.tapes.clear()
         reasons = [said for said in self.team.gather_words(reason) if said is not None]
         if made is not None and not reasons:
             return made

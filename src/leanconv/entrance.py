@@ -26,6 +26,7 @@ def check_model(model: Any) -> None:
         raise LeanconvError(f"model is wrapped in {type(model).__name__}; give model.module.")
     if type(model).__name__ == "OptimizedModule":
         raise LeanconvError("model was made by torch.compile; give the module it was made from (model._orig_mod).")
+    sound: dict[tuple[str, str], Tensor] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         layer, _, kind = name.rpartition(".")
         if is_lazy(tensor):
@@ -34,12 +35,15 @@ def check_model(model: Any) -> None:
             )
         if tensor.is_meta:
             raise LeanconvError(f"layer {layer!r} is on the meta device and has no values; load the weights first.")
-        if not tensor.is_floating_point() or tensor.layout != torch.strided:
-            continue
-        # A mask kept in a buffer may rightly be infinite; a weight may not.
-        infinite_is_fine = not isinstance(tensor, nn.Parameter) and not kind.startswith("running_")
-        sound = ~torch.isnan(tensor) if infinite_is_fine else torch.isfinite(tensor)
-        if not bool(sound.all()):
+        if tensor.is_floating_point() and tensor.layout == torch.strided:
+            # A mask kept in a buffer may rightly be infinite; a weight may not.
+            infinite_is_fine = not isinstance(tensor, nn.Parameter) and not kind.startswith("running_")
+            sound[layer, kind] = (~torch.isnan(tensor) if infinite_is_fine else torch.isfinite(tensor)).all()
+    # One question to a GPU, not one a tensor.
+    together = len({answer.device for answer in sound.values()}) == 1
+    flags = torch.stack(list(sound.values())).tolist() if together else [bool(answer) for answer in sound.values()]
+    for (layer, kind), fine in zip(sound, flags, strict=True):
+        if not fine:
             raise LeanconvError(
                 f"layer {layer!r} has NaN or infinite values in its {kind}; repair or retrain the network first."
             )

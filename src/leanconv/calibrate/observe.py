@@ -14,12 +14,13 @@ from torch.overrides import TorchFunctionMode
 from leanconv.calibrate.batches import Batch, Batches, out_of_memory
 from leanconv.calibrate.patches import Chosen, Positions, outputs_at
 from leanconv.calibrate.probe import Probe, Responses
+from leanconv.calibrate.tapes import Tapes
 from leanconv.errors import LeanconvError
 from leanconv.network.failure import model_failed
 from leanconv.network.recognise import is_addition
 from leanconv.network.recording import tensors
 from leanconv.network.sites import Site
-from leanconv.network.tape import Recorder, Tape, taping
+from leanconv.network.tape import Recorder, taping
 
 Take = Callable[[str, int, Responses], None]  # layer, number of the first image, what was found
 
@@ -55,7 +56,7 @@ def observe(
     device: torch.device,
     take: Take,
     step: Callable[[], None] = lambda: None,
-    tapes: dict[Any, Tape] | None = None,
+    tapes: Tapes | None = None,
     walk: Callable[[Batch], dict[str, Responses] | None] = lambda batch: None,
 ) -> None:
     """Hand the responses of every probe to ``take``, batch by batch.
@@ -75,14 +76,14 @@ def observe(
                 take(name, batch.first, found)
             step()
             return
-        inputs, kind = batch.on(device), batch.kind
-        recorded = tapes is not None and kind not in tapes
+        inputs = batch.on(device)
+        recorded = tapes is not None and tapes.get(batch) is None
         with (
             _watched(model, watches, positions) as run,
             taping(model, sites) if recorded else nullcontext() as recorder,
         ):
             if recorder is not None:
-                recorder.given(inputs)
+                recorder.given(inputs, batch.size)
             run.start(batch, recorder)
             try:
                 model(inputs)
@@ -99,7 +100,7 @@ def observe(
                 take(watch.probe.site.name, batch.first, _seen(watch))
             watch.clear()
         if tapes is not None and recorder is not None:
-            tapes[kind] = recorder.tape
+            tapes.add(batch, recorder.tape)
         step()
 
     with torch.no_grad():

@@ -72,7 +72,8 @@ class _Nothing:
         return (self.input,)
 
     def run(self, env: Env, model: nn.Module) -> None:
-        env[self.output] = self.form.zeros(env[self.input].device)
+        x = env[self.input]
+        env[self.output] = self.form.zeros(len(x), x.device)
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,9 @@ class Script:
                 for slot in self._gone[number]:
                     env.pop(slot, None)
 
-    def frontier_bytes(self, name: str) -> int:
-        """Memory of the frontier where site ``name`` stops."""
-        return self._bytes[name]
+    def frontier_bytes(self, name: str, size: int) -> int:
+        """Memory of the frontier where site ``name`` stops, for ``size`` images."""
+        return self._bytes[name] * size // max(self._tape.size, 1)
 
     def _count(self) -> dict[str, int]:
         sizes: dict[str, int] = {}

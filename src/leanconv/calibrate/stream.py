@@ -20,6 +20,7 @@ from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Piece
 from leanconv.calibrate.script import CannotCut, Env, Script
+from leanconv.calibrate.tapes import Tapes
 from leanconv.calibrate.walk import Inputs, responses_at
 from leanconv.network.sites import Site
 from leanconv.network.tape import Tape
@@ -80,14 +81,15 @@ class Cut:
         positions: Positions,
         memory: Memory,
         inputs: Inputs,
-        tapes: dict[Any, Tape],
+        tapes: Tapes,
         sites: Iterable[Site],
         tape: Callable[[Batch], Tape],
     ):
         """``tape`` makes the tape of a kind of batch that is not among ``tapes``."""
         self._model, self._batches, self._positions, self._memory = model, batches, positions, memory
         self._inputs, self._sites, self._tape = inputs, list(sites), tape
-        self._scripts = {kind: Script(tape, self._sites) for kind, tape in tapes.items()}
+        self._tapes = tapes
+        self._scripts: dict[Any, Script] = {}
         for batch in batches:
             self._script(batch)
         orders = [script.order for script in self._scripts.values()]
@@ -118,7 +120,7 @@ class Cut:
         script, key = self._script(batch), (batch.first, batch.size)
         stop = script.stops[name]
         frontier = self._frontiers.setdefault(key, _Frontier())
-        begin, size = frontier.step, script.frontier_bytes(name)
+        begin, size = frontier.step, script.frontier_bytes(name, batch.size)
         place = self._exchange(frontier, size)
         if frontier.packed is not None:
             env = frontier.packed.unpacked(device)
@@ -136,10 +138,10 @@ class Cut:
         return found
 
     def _script(self, batch: Batch) -> Script:
-        kind = batch.kind
-        if kind not in self._scripts:
-            self._scripts[kind] = Script(self._tape(batch), self._sites)
-        return self._scripts[kind]
+        key = self._tapes.key(batch)
+        if key not in self._scripts:
+            self._scripts[key] = Script(self._tapes.get(batch) or self._tape(batch), self._sites)
+        return self._scripts[key]
 
     def _exchange(self, frontier: _Frontier, size: int) -> Place | None:
         """Room for the new frontier instead of the old one; None: keep the old one."""

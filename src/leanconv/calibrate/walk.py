@@ -15,8 +15,8 @@ from leanconv.calibrate.observe import chosen_at
 from leanconv.calibrate.patches import Positions, outputs_at
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.script import CannotCut, Env, Script, Stop
+from leanconv.calibrate.tapes import Tapes
 from leanconv.network.recording import tensors
-from leanconv.network.tape import Tape
 
 
 class Inputs:
@@ -71,7 +71,7 @@ class Walk:
         model: nn.Module,
         positions: Positions,
         inputs: Inputs,
-        tapes: dict[Any, Tape],
+        tapes: Tapes,
         probes: Iterable[Probe],
     ):
         self._model, self._positions, self._inputs, self._tapes = model, positions, inputs, tapes
@@ -92,13 +92,13 @@ class Walk:
         return found
 
     def _script(self, batch: Batch) -> Script | None:
-        kind = batch.kind
-        if kind in self._tapes and kind not in self._scripts:
+        key, tape = self._tapes.key(batch), self._tapes.get(batch)
+        if tape is not None and key not in self._scripts:
             try:
-                self._scripts[kind] = Script(self._tapes[kind], [probe.site for probe in self._probes.values()])
+                self._scripts[key] = Script(tape, [probe.site for probe in self._probes.values()])
             except CannotCut:
-                self._scripts[kind] = None
-        return self._scripts.get(kind)
+                self._scripts[key] = None
+        return self._scripts.get(key)
 
 
 def responses_at(probe: Probe, batch: Batch, env: Env, stop: Stop, positions: Positions) -> Responses:

@@ -91,15 +91,17 @@ class Form:
         storage = tensor.untyped_storage()
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, storage.data_ptr(), storage.nbytes())
 
-    def zeros(self, device: torch.device) -> Tensor:
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device).zero_()
+    def zeros(self, rows: int, device: torch.device) -> Tensor:
+        """Zeros of this form but for the number of ``rows``."""
+        return torch.empty_strided((rows, *self.shape[1:]), self.stride, dtype=self.dtype, device=device).zero_()
 
 
 @dataclass
 class Tape:
-    """``inputs``: slots of the batch's tensors. ``sums``: for a layer with addends, how many operations had run when
-    the sum was complete, and its slot. ``obstacle``: why the tape must not be used."""
+    """``size``: images in the batch. ``inputs``: slots of its tensors. ``sums``: for a layer with addends, how many
+    operations had run when the sum was complete, and its slot. ``obstacle``: why the tape must not be used."""
 
+    size: int = 0
     inputs: tuple[int, ...] = ()
     operations: list[Operation] = field(default_factory=list)
     constants: dict[int, Tensor] = field(default_factory=dict)
@@ -107,6 +109,12 @@ class Tape:
     calls: dict[str, Call] = field(default_factory=dict)
     sums: dict[str, tuple[int, int]] = field(default_factory=dict)
     obstacle: str | None = None
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest tensor made for one image."""
+        made = (form.bytes for slot, form in enumerate(self.forms) if slot not in self.constants)
+        return max(made, default=0) // max(self.size, 1)
 
 
 class Recorder(TorchDispatchMode):
@@ -118,8 +126,9 @@ class Recorder(TorchDispatchMode):
         self._slots = WeakTensorKeyDictionary()  # a slot is forgotten when its tensor dies
         self._aside = 0
 
-    def given(self, batch: Any) -> None:
-        """The tensors the network will be run on."""
+    def given(self, batch: Any, size: int) -> None:
+        """The tensors the network will be run on, of ``size`` images."""
+        self.tape.size = size
         self.tape.inputs = tuple(self._new(tensor) for tensor in tensors(batch))
 
     @contextmanager

@@ -1,0 +1,30 @@
+"""The tapes of a run: which of them serves which batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leanconv.calibrate.batches import Batch
+from leanconv.network.tape import Tape
+
+
+class Tapes:
+    """Tapes by the kind of batch they serve."""
+
+    def __init__(self, any_size: Tape | None = None, batch: Batch | None = None):
+        """With a tape that serves batches of any size, and the ``batch`` it is of."""
+        self._any_size = any_size is not None
+        self._tapes: dict[Any, Tape] = {}
+        if any_size is not None and batch is not None:
+            self._tapes[self.key(batch)] = any_size
+
+    def key(self, batch: Batch) -> Any:
+        if not self._any_size:
+            return batch.kind
+        return tuple((shape[1:], stride[1:], dtype) for shape, stride, dtype in batch.kind)
+
+    def get(self, batch: Batch) -> Tape | None:
+        return self._tapes.get(self.key(batch))
+
+    def add(self, batch: Batch, tape: Tape) -> None:
+        self._tapes[self.key(batch)] = tape
