@@ -126,9 +126,8 @@ class Engine:
     def _observed(self, probes: list[Probe], samples: Samples) -> Samples:
         alone = self.team.world == 1
         tapes = self.tapes if self.cutting is not None and self.cutting.reason is None else None
-        walk: Walk | None = None
-        if tapes is not None and not any(probe.affine for probe in probes):
-            walk = Walk(self.original, self.positions, self.inputs, tapes, probes)
+        walk = Walk(self.original, self.positions, self.inputs, self.tapes, probes)
+        walks = tapes is not None and not any(probe.affine for probe in probes)
         mine: dict[str, list[Piece]] = {probe.site.name: [] for probe in probes}
         if self.team.lead:
             for probe in probes:
@@ -143,7 +142,7 @@ class Engine:
                 take=samples.add if alone else lambda name, first, found: mine[name].append((first, found)),
                 step=stage.advance,
                 tapes=tapes,
-                walk=walk or (lambda batch: None),
+                walk=lambda batch: walk(batch) if walks and walk.knows(batch) else None,
             )
         if not alone:
             for name in list(mine):
@@ -186,7 +185,7 @@ class Engine:
         """Every site, shallow to deep, its input that of the accelerated network as it stands; the error of each.
 
         ``solve`` makes a fit, at the lead; ``put`` puts it into the network, everywhere. ``dense``: the original's
-        probes of these sites.
+        probes of all sites, those that stay as they are too.
         """
         done: dict[str, Fit] = self.team.share(self._solved() if self.team.lead else None)
         for name, known in done.items():
@@ -235,7 +234,8 @@ class Engine:
                     self.memory,
                     self.inputs,
                     self.tapes,
-                    [probe.site for probe in probes.values()],
+                    [probe.site for probe in dense],
+                    probes,
                     lambda batch: tape_of(self.original, batch, dense, self.device),
                 )
             except CannotCut as error:

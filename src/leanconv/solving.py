@@ -37,7 +37,7 @@ class Solving:
         wanted = self.probes | self.takers
         return self.engine.solve(
             wanted,
-            [self.dense[name] for name in wanted],
+            list(self.dense.values()),
             self.targets,
             solve=self._fit,
             put=self._put,

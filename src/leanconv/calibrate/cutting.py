@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanconv.calibrate.batches import Batch, Batches, out_of_memory, to_device
+from leanconv.calibrate.batches import Batch, Batches, out_of_memory
+from leanconv.calibrate.memory import Memory
 from leanconv.calibrate.observe import observe
-from leanconv.calibrate.probe import Probe
-from leanconv.calibrate.script import CannotCut, Script
+from leanconv.calibrate.patches import Positions
+from leanconv.calibrate.probe import Probe, Responses
+from leanconv.calibrate.script import CannotCut
 from leanconv.calibrate.tapes import Tapes
+from leanconv.calibrate.walk import Inputs, Walk
 from leanconv.errors import LeanconvError
 from leanconv.network.precision import exact_products
 from leanconv.network.recording import map_tensors, tensors
-from leanconv.network.sites import Site
 from leanconv.network.tape import Tape
 from leanconv.network.trial import SAME, SAME_HALF, difference
 
@@ -37,6 +39,10 @@ def tape_of(model: nn.Module, batch: Batch, probes: Iterable[Probe], device: tor
     tape = tapes.get(batch)
     assert tape is not None
     return tape
+
+
+# Positions an image that are compared.
+LOOK = 64
 
 
 @dataclass(frozen=True)
@@ -69,15 +75,28 @@ def cutting(model: nn.Module, sample: Any, probes: Sequence[Probe], device: torc
 
 def _replayed(model: nn.Module, sample: Any, size: int, probes: Sequence[Probe], device: torch.device) -> Cutting:
     """Taped on the first ``size`` images."""
-    sites = [probe.site for probe in probes]
     other = map_tensors(lambda tensor: tensor.flip(0).roll(1, -1), sample)
     fewer = isinstance(sample, Tensor) and size < len(sample)
+    images = len(sample) if isinstance(sample, Tensor) else size
+    positions = Positions(per_image=LOOK, images=images, seed=0, device=device)
+    wanted: dict[str, Responses] = {}
     try:
         with exact_products(), torch.no_grad():
-            tape = tape_of(model, Batch(0, size, (sample[:size] if fewer else sample,)), probes, device)
-            script = Script(tape, sites)
-            wanted = _inputs_of(model, to_device(other, device), sites)
-            wrong = _difference(script, model, to_device(other[:size] if fewer else other, device), wanted)
+            batch = Batch(0, size, (sample[:size] if fewer else sample,))
+            tape = tape_of(model, batch, probes, device)
+            tapes = Tapes(tape, batch) if fewer else Tapes()
+            tapes.add(batch, tape)
+            walk = Walk(model, positions, Inputs(Memory(device, 1)), tapes, probes)
+            whole = Batch(0, images, (other,))
+            observe(
+                model,
+                Batches.of(whole),
+                probes,
+                positions=positions,
+                device=device,
+                take=lambda name, first, found: wanted.__setitem__(name, found),
+            )
+            wrong = _difference(walk(Batch(0, size, (other[:size],)) if fewer else whole), wanted)
     except CannotCut as error:
         return Cutting(str(error))
     except LeanconvError:
@@ -93,7 +112,7 @@ def _replayed(model: nn.Module, sample: Any, size: int, probes: Sequence[Probe],
         return Cutting(None)
     try:
         with exact_products(), torch.no_grad():
-            serves = _difference(script, model, to_device(other, device), wanted) is None
+            serves = _difference(walk(whole), wanted) is None
     except Exception as error:  # a size is written into an operation
         if out_of_memory(error):
             raise
@@ -101,34 +120,12 @@ def _replayed(model: nn.Module, sample: Any, size: int, probes: Sequence[Probe],
     return Cutting(None, True, tape if serves else None, tape.largest)
 
 
-def _difference(script: Script, model: nn.Module, inputs: Any, wanted: dict[str, Tensor]) -> str | None:
-    """The first site that receives something else than ``wanted``, as far as there are rows of it."""
-    env, begin = script.start(inputs), 0
-    for name in script.order:
-        stop = script.stops[name]
-        script.run(env, model, begin, stop.step)
-        begin = stop.step
-        x, y = env[stop.input], wanted[name]
-        if len(x) > len(y) or x.shape[1:] != y.shape[1:]:
-            return name
-        if difference(x, y[: len(x)]) > SAME.get(x.dtype, SAME_HALF):
-            return name
+def _difference(found: dict[str, Responses], wanted: dict[str, Responses]) -> str | None:
+    """The first site that responds otherwise than ``wanted``, or has something else added; of the first images."""
+    for name, seen in found.items():
+        for x, y in ((seen.y, wanted[name].y), (seen.addend, wanted[name].addend)):
+            if x is None or y is None:
+                continue
+            if len(x) > len(y) or difference(x, y[: len(x)]) > SAME.get(x.dtype, SAME_HALF):
+                return name
     return None
-
-
-def _inputs_of(model: nn.Module, batch: Any, sites: Iterable[Site]) -> dict[str, Tensor]:
-    """What every site's layer receives in a plain run."""
-    found: dict[str, Tensor] = {}
-    handles = []
-    for site in sites:
-
-        def before(module: nn.Module, args: Any, kwargs: Any, name: str = site.name) -> None:
-            found[name] = next(tensors((args, kwargs))).clone()
-
-        handles.append(model.get_submodule(site.name).register_forward_pre_hook(before, with_kwargs=True))
-    try:
-        model(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found

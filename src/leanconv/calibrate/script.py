@@ -8,7 +8,7 @@ shortcut alone, and the layer's share is added when the script goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from leanconv.network.sites import Site
 from leanconv.network.tape import Form, Operation, Tape, fill
 
 Env = dict[int, Tensor]
-Modules = Mapping[str, nn.Module]
 
 
 class CannotCut(Exception):
@@ -108,12 +107,12 @@ class Stop:
 
 
 class Script:
-    """Steps of one tape and the stops of ``sites`` among them."""
+    """Steps of one tape, in which all ``sites`` are calls of modules and the ``wanted`` ones stops."""
 
-    def __init__(self, tape: Tape, sites: Iterable[Site]):
+    def __init__(self, tape: Tape, sites: Iterable[Site], wanted: Collection[str]):
         if tape.obstacle:
             raise CannotCut(tape.obstacle)
-        self._tape = tape
+        self._tape, self._wanted = tape, wanted
         self.stops: dict[str, Stop] = {}
         self._steps: list[Any] = []
         self._write(list(sites))
@@ -146,7 +145,7 @@ class Script:
                 if call is not None:
                     inside.update(range(call.start, end if call.end is None else call.end))
             begins.setdefault(tape.calls[site.name].start, []).append(site)
-            if site.adds:
+            if self._late(site):
                 if site.name not in tape.sums:
                     raise CannotCut(f"the sum behind layer {site.name!r} was not seen")
                 number, total = tape.sums[site.name]
@@ -164,14 +163,19 @@ class Script:
         tape = self._tape
         call = tape.calls[site.name]
         tail = tape.calls.get(site.tail)
-        if not site.adds:
-            self._stop(site, None)
+        if not self._late(site):
+            if site.name in self._wanted:
+                self._stop(site, None)
             if tail is not None and tail.output is not None:  # else nothing behind it was recorded, or is needed
                 self._steps.append(_Layer(_paths(site), call.input, tail.output))
             return
         if tail is None or tail.output is None:
             raise CannotCut(f"the output of layer {site.name!r} was not seen")
         self._steps.append(_Nothing(call.input, tail.output, tape.forms[tail.output]))
+
+    def _late(self, site: Site) -> bool:
+        """Whether the layer's share comes after the shortcut's."""
+        return site.adds > 0 and site.name in self._wanted
 
     def _stop(self, site: Site, total: int | None) -> None:
         self.stops[site.name] = Stop(len(self._steps), self._tape.calls[site.name].input, total)

@@ -83,11 +83,13 @@ class Cut:
         inputs: Inputs,
         tapes: Tapes,
         sites: Iterable[Site],
+        wanted: Iterable[str],
         tape: Callable[[Batch], Tape],
     ):
-        """``tape`` makes the tape of a kind of batch that is not among ``tapes``."""
+        """``wanted``: those of the ``sites`` that will be asked for. ``tape`` makes the tape of a kind of batch that
+        is not among ``tapes``."""
         self._model, self._batches, self._positions, self._memory = model, batches, positions, memory
-        self._inputs, self._sites, self._tape = inputs, list(sites), tape
+        self._inputs, self._sites, self._wanted, self._tape = inputs, list(sites), set(wanted), tape
         self._tapes = tapes
         self._scripts: dict[Any, Script] = {}
         for batch in batches:
@@ -140,7 +142,7 @@ class Cut:
     def _script(self, batch: Batch) -> Script:
         key = self._tapes.key(batch)
         if key not in self._scripts:
-            self._scripts[key] = Script(self._tapes.get(batch) or self._tape(batch), self._sites)
+            self._scripts[key] = Script(self._tapes.get(batch) or self._tape(batch), self._sites, self._wanted)
         return self._scripts[key]
 
     def _exchange(self, frontier: _Frontier, size: int) -> Place | None:

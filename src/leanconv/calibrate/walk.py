@@ -14,7 +14,7 @@ from leanconv.calibrate.memory import Memory
 from leanconv.calibrate.observe import chosen_at
 from leanconv.calibrate.patches import Positions, outputs_at
 from leanconv.calibrate.probe import Probe, Responses
-from leanconv.calibrate.script import CannotCut, Env, Script, Stop
+from leanconv.calibrate.script import Env, Script, Stop
 from leanconv.calibrate.tapes import Tapes
 from leanconv.network.recording import tensors
 
@@ -76,12 +76,21 @@ class Walk:
     ):
         self._model, self._positions, self._inputs, self._tapes = model, positions, inputs, tapes
         self._probes = {probe.site.name: probe for probe in probes}
-        self._scripts: dict[Any, Script | None] = {}
+        self._scripts: dict[Any, Script] = {}
 
-    def __call__(self, batch: Batch) -> dict[str, Responses] | None:
+    def knows(self, batch: Batch) -> bool:
+        """Whether there is a tape that serves this batch."""
+        if self._tapes.get(batch) is None:
+            return False
+        try:
+            self._script(batch)
+        except CannotCut:
+            return False
+        return True
+
+    def __call__(self, batch: Batch) -> dict[str, Responses]:
+        """Responses of every probe."""
         script = self._script(batch)
-        if script is None:
-            return None
         found: dict[str, Responses] = {}
         env, begin = script.start(self._inputs.get(batch)), 0
         for name in script.order:
@@ -91,14 +100,13 @@ class Walk:
             found[name] = responses_at(self._probes[name], batch, env, stop, self._positions)
         return found
 
-    def _script(self, batch: Batch) -> Script | None:
-        key, tape = self._tapes.key(batch), self._tapes.get(batch)
-        if tape is not None and key not in self._scripts:
-            try:
-                self._scripts[key] = Script(tape, [probe.site for probe in self._probes.values()])
-            except CannotCut:
-                self._scripts[key] = None
-        return self._scripts.get(key)
+    def _script(self, batch: Batch) -> Script:
+        key = self._tapes.key(batch)
+        if key not in self._scripts:
+            tape = self._tapes.get(batch)
+            assert tape is not None
+            self._scripts[key] = Script(tape, [probe.site for probe in self._probes.values()], self._probes)
+        return self._scripts[key]
 
 
 def responses_at(probe: Probe, batch: Batch, env: Env, stop: Stop, positions: Positions) -> Responses:
