@@ -93,6 +93,8 @@ def accelerate(
                 batches = take(images, rank=team.rank, world=team.world)
                 job = Job.prepare(model, batches.sample(), options, place)
                 team.same("images", batches.images)
+                if team.world > 1:
+                    team.same("weights", digest_of_model(model))
             with _opened(workdir, team) as work:
                 if workdir is not None:
                     with clock.stage("opening the workdir"):

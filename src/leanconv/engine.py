@@ -110,13 +110,14 @@ class Engine:
 
     def targets(self, probes: list[Probe]) -> Samples:
         """Responses of the original network; at the lead, the others have none."""
-        sites = [probe.site for probe in probes]
-        if self.work is not None:
-            known = self.work.described() if self.team.lead else {}
-            if self.team.share(all(site.name in known for site in sites)):
-                return Samples.stored(self.memory, self.work.samples, {s.name: known[s.name] for s in sites if known})
+        known = {} if self.work is None else self.work.described()
+        names = [probe.site.name for probe in probes]
+        if self.team.share(all(name in known for name in names)):
+            if self.work is None:  # the lead has them
+                return Samples(self.memory)
+            return Samples.stored(self.memory, self.work.samples, {name: known[name] for name in names})
         with self.clock.stage("original network"):
-            if self.work is None or not self.team.lead:
+            if self.work is None:
                 return self._observed(probes, Samples(self.memory))
             with self.work.new_samples() as folder:
                 found = self._observed(probes, Samples(self.memory, folder))

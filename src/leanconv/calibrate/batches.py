@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from leanconv.errors import LeanconvError
+from leanconv.images import Pictures, Placed
 from leanconv.network.recording import map_tensors, tensors
 
 # A plain tensor of images is cut into batches of this size.
@@ -168,10 +169,16 @@ class Batches:
         """Read on to this rank's next batch; False at the end."""
         while self._source is not None:
             try:
-                inputs = _inputs(next(self._source))
+                found = next(self._source)
             except StopIteration:
                 self._source = None
                 break
+            if isinstance(found, Placed):  # this rank's already
+                self._read = found.first + len(found.images)
+                if self._append(Batch(found.first, len(found.images), (found.images,))):
+                    return True
+                continue
+            inputs = _inputs(found)
             size = len(next(tensors(inputs))) if isinstance(inputs, dict) else len(inputs)
             if not size:
                 continue
@@ -230,6 +237,8 @@ def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
         if images.dim() < 2:
             raise LeanconvError(f"images is a tensor of shape {tuple(images.shape)}; give batches, N x C x H x W.")
         images = images.split(CUT)
+    if isinstance(images, Pictures):
+        images = images.shard(rank, world)
     count = _count(images)
     try:
         source = iter(images)
@@ -253,7 +262,7 @@ def _count(images: Any) -> int | None:
     if isinstance(images, DataLoader) and images.batch_size and not isinstance(images.dataset, IterableDataset):
         count = len(images.sampler)  # type: ignore[arg-type]
         return count // images.batch_size * images.batch_size if images.drop_last else count
-    return getattr(images, "images", None)
+    return images.images if isinstance(images, Pictures) else None
 
 
 def _inputs(batch: Any) -> Any:

@@ -14,7 +14,7 @@ from leanconv.calibrate.memory import Memory
 from leanconv.calibrate.observe import chosen_at
 from leanconv.calibrate.patches import Positions, outputs_at
 from leanconv.calibrate.probe import Probe, Responses
-from leanconv.calibrate.script import Env, Script, Stop
+from leanconv.calibrate.script import CannotCut, Env, Script, Stop
 from leanconv.calibrate.tapes import Tapes
 from leanconv.network.recording import tensors
 

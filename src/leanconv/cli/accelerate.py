@@ -30,6 +30,12 @@ def accelerate(
     count: Annotated[int, typer.Option(min=1, help="Use at most this many images, spread over all.")] = 1000,
     samples: Annotated[int, typer.Option(min=1, help="Responses sampled a layer.")] = 50_000,
     seed: Annotated[int, typer.Option(help="Chooses the sampled positions.")] = 0,
+    workdir: Annotated[
+        Path | None, typer.Option(help="Folder for the state of the run: started again, it goes on from there.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What the run may keep in memory, e.g. 8GB. Default: half of what is free.")
+    ] = None,
     weights: given.Weights = None,
     num_classes: given.Classes = None,
     size: given.Size = None,
@@ -50,15 +56,17 @@ def accelerate(
     leanconv accelerate vgg16 --images photos/ --speedup 4 --out vgg16-4x
 
     leanconv accelerate net.py:build --weights net.safetensors --images calib.tar --out net-3x --speedup 3
+
+    torchrun --nproc-per-node 4 -m leanconv accelerate vgg16 --images photos/ --out vgg16-4x --workdir work
     """
     from dataclasses import replace
 
     from leanconv._accelerate import accelerate as run
-    from leanconv.images import find_pictures, read_all
+    from leanconv.calibrate.memory import parse_memory
+    from leanconv.images import Pictures, find_pictures
     from leanconv.images.batches import spread
     from leanconv.network.source import confirmed
     from leanconv.options import Options
-    from leanconv.progress import reporter
     from leanconv.storage import check_new
 
     if skip and no_skip:
@@ -78,19 +86,22 @@ def accelerate(
         "seed": seed,
     }
     Options.check(**wanted)  # before minutes are spent on loading
+    parse_memory(memory)
     check_new(out)
     pictures = spread(find_pictures(images), count)
-    place = given.pick_device(device)
-    network = given.load_network(model, weights, num_classes, default_weights="DEFAULT")
-    prepare = given.preprocess(network.preset, size=size, resize=resize, channels=channels, mean=mean, std=std)
-    with reporter(not quiet).stage("reading images", -(-len(pictures) // batch)) as stage:
-        read = read_all(pictures, prepare, batch=batch, workers=given.pick_workers(workers), step=stage.advance)
-    result = run(network.model, read.batches, **wanted, device=place, progress=not quiet)
-    source = confirmed(network.model, result.source, network.source)
-    result = replace(result, source=source, preprocess=prepare.to_json(network.preset))
-    result.save(out)
+    with given.team(device) as (place, lead):
+        network = given.load_network(model, weights, num_classes, default_weights="DEFAULT")
+        prepare = given.preprocess(network.preset, size=size, resize=resize, channels=channels, mean=mean, std=std)
+        hands = given.pick_workers(workers)
+        batches = Pictures(pictures, prepare, batch=batch, workers=hands, pin=place.type == "cuda")
+        result = run(network.model, batches, **wanted, device=place, progress=not quiet, workdir=workdir, memory=memory)
+        if not lead:
+            return
+        source = confirmed(network.model, result.source, network.source)
+        result = replace(result, source=source, preprocess=prepare.to_json(network.preset))
+        result.save(out)
     if as_json:
-        print_json({**result.to_json(), "folder": str(out), "unreadable": read.unreadable})
+        print_json({**result.to_json(), "folder": str(out), "unreadable": batches.unreadable})
     else:
         print(result)
         needed = ", model=..." if result.source.library == "other" else ""

@@ -6,6 +6,8 @@ import importlib.util
 import math
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -266,6 +268,26 @@ def pick_device(asked: str | None) -> torch.device:
         return parse_device(asked)
     except LeanconvError as error:
         raise LeanconvError(f"--{error}") from None
+
+
+@contextmanager
+def team(asked: str | None) -> Iterator[tuple[torch.device, bool]]:
+    """This process's device, and whether it leads. Under torchrun, with the process group every process joins."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield pick_device(asked), True
+        return
+    import torch
+    import torch.distributed as dist
+
+    place = pick_device(asked)
+    if place.type == "cuda" and place.index is None:
+        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield place, dist.get_rank() == 0
+    finally:
+        dist.destroy_process_group()
 
 
 def pick_workers(asked: int | None) -> int:

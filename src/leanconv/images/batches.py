@@ -35,8 +35,26 @@ class _Decoded(Dataset[tuple[int, Tensor | str]]):
 Item = tuple[int, Tensor | str]
 
 
-def _as_is(items: list[Item]) -> list[Item]:
-    return items
+@dataclass
+class _Collated:
+    """What a worker makes of some pictures: one tensor, or several where their shapes differ."""
+
+    tensors: list[Tensor]
+    indices: list[int]
+    errors: list[tuple[int, str]]
+
+    def pin_memory(self) -> _Collated:
+        """For the loader: memory a GPU can fetch from by itself."""
+        return _Collated([tensor.pin_memory() for tensor in self.tensors], self.indices, self.errors)
+
+
+def _collate(items: list[Item]) -> _Collated:
+    kept = [(index, found) for index, found in items if isinstance(found, Tensor)]
+    tensors = [tensor for _, tensor in kept]
+    if len({tensor.shape for tensor in tensors}) == 1:
+        tensors = [torch.stack(tensors)]
+    errors = [(index, found) for index, found in items if isinstance(found, str)]
+    return _Collated(tensors, [index for index, _ in kept], errors)
 
 
 def _warn(text: str) -> None:
@@ -49,6 +67,7 @@ def stream(
     *,
     batch: int = 32,
     workers: int = 0,
+    pin: bool = False,
     bad: list[str] | None = None,
     warn: Callable[[str], None] = _warn,
 ) -> Iterator[tuple[Tensor, list[Picture]]]:
@@ -58,32 +77,67 @@ def stream(
     more than 1 % of ``pictures``.
     """
     bad = [] if bad is None else bad
-    loader = DataLoader(_Decoded(pictures, preprocess), batch, num_workers=workers, collate_fn=_as_is)
-    for items in loader:
-        kept: list[tuple[Tensor, Picture]] = []
-        for index, outcome in items:
-            if isinstance(outcome, Tensor):
-                kept.append((outcome, pictures[index]))
-                continue
+    decoded = _Decoded(pictures, preprocess)
+    loader = DataLoader(decoded, batch, num_workers=workers, collate_fn=_collate, pin_memory=pin)
+    for found in loader:
+        for index, error in found.errors:
             bad.append(pictures[index].name)
-            warn(f"cannot read {pictures[index].name} ({outcome}); it is left out.")
+            warn(f"cannot read {pictures[index].name} ({error}); it is left out.")
             if len(bad) > TOLERATED * len(pictures):
                 raise LeanconvError(
                     f"{len(bad)} of {len(pictures)} images cannot be read ({listing(bad, 3)}), more than 1 %; repair "
                     "or remove them."
                 )
-        yield from _stacked(kept)
+        if len(found.tensors) > 1:
+            shapes = sorted({tuple(tensor.shape) for tensor in found.tensors})
+            raise LeanconvError(
+                f"images come out of preprocessing in different shapes ({listing(shapes, 3)}); give a size."
+            )
+        if found.tensors:
+            yield found.tensors[0], [pictures[index] for index in found.indices]
 
 
-def _stacked(kept: list[tuple[Tensor, Picture]]) -> Iterator[tuple[Tensor, list[Picture]]]:
-    if not kept:
-        return
-    shapes = {tuple(tensor.shape) for tensor, _ in kept}
-    if len(shapes) > 1:
-        raise LeanconvError(
-            f"images come out of preprocessing in different shapes ({listing(sorted(shapes), 3)}); give a size."
-        )
-    yield torch.stack([tensor for tensor, _ in kept]), [picture for _, picture in kept]
+@dataclass(frozen=True)
+class Placed:
+    """A batch and how many pictures come before it."""
+
+    first: int
+    images: Tensor
+
+
+@dataclass
+class Pictures:
+    """Pictures as batches, decoded by ``workers`` processes while they are used; once. ``pin``: for a GPU."""
+
+    pictures: Sequence[Picture]
+    preprocess: Callable[[bytes], Tensor]
+    batch: int = 32
+    workers: int = 0
+    pin: bool = False
+    rank: int = 0
+    world: int = 1
+    unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def images(self) -> int:
+        return len(self.pictures)
+
+    def shard(self, rank: int, world: int) -> Pictures:
+        """Every ``world``-th batch, from the ``rank``-th."""
+        self.rank, self.world = rank, world
+        return self
+
+    def __iter__(self) -> Iterator[Placed]:
+        starts = range(self.rank * self.batch, len(self.pictures), self.batch * self.world)
+        mine = [picture for start in starts for picture in self.pictures[start : start + self.batch]]
+        number = {id(picture): index for index, picture in enumerate(self.pictures)}
+        given = stream(mine, self.preprocess, batch=self.batch, workers=self.workers, pin=self.pin, bad=self.unreadable)
+        empty = True
+        for tensor, kept in given:
+            empty = False
+            yield Placed(number[id(kept[0])], tensor)
+        if empty and mine:
+            raise LeanconvError(f"none of the {len(mine)} images could be read; repair or replace them.")
 
 
 @dataclass

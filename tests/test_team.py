@@ -1,0 +1,151 @@
+"""Several processes: they share the images out and end with the network one process makes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import leanconv
+from leanconv.images import Pictures, find_pictures
+from leanconv.team import Team
+from tests.conftest import plain_network, smooth_images
+from tests.test_engine import residual_network
+
+ROOT = Path(__file__).parents[1]
+
+HEAD = """
+import sys, torch, torch.distributed as dist
+sys.path.insert(0, {root!r})
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+import leanconv
+from tests.conftest import plain_network, smooth_images
+from tests.test_engine import residual_network
+rank = dist.get_rank()
+"""
+
+
+def together(text: str, processes: int = 2) -> list[tuple[int, str]]:
+    """Exit code and stderr of every process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in range(processes):
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        command = [sys.executable, "-c", HEAD.format(root=str(ROOT)) + text]
+        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT))
+    return [(process.returncode, said) for process, said in [(p, p.communicate(timeout=60)[1]) for p in started]]
+
+
+@pytest.mark.parametrize("kind", ["plain", "residual"])
+def test_two_processes_end_with_the_network_of_one(kind: str, tmp_path: Path) -> None:
+    text = f"""
+model = plain_network() if {kind!r} == "plain" else residual_network()
+batches = list(smooth_images(40, 32).split(8))
+result = leanconv.accelerate(model, batches, 2.0, samples=4000, progress=False, workdir={str(tmp_path / "work")!r})
+torch.save([result.model.state_dict(), [vars(layer) for layer in result.layers]], {str(tmp_path)!r} + f"/{{rank}}")
+"""
+    outcome = together(text)
+    assert [code for code, _ in outcome] == [0, 0], outcome
+    model = plain_network() if kind == "plain" else residual_network()
+    alone = leanconv.accelerate(model, list(smooth_images(40, 32).split(8)), 2.0, samples=4000, progress=False)
+    for rank in range(2):
+        state, layers = torch.load(tmp_path / str(rank), weights_only=False)
+        assert [layer["ranks"] for layer in layers] == [layer.ranks for layer in alone.layers]
+        for name, tensor in alone.model.state_dict().items():
+            found = state[name]
+            assert torch.allclose(
+                found.nan_to_num(), tensor.nan_to_num(), rtol=1e-4, atol=1e-4 * float(tensor.nan_to_num().abs().max())
+            )
+
+
+def test_an_error_in_one_process_ends_all() -> None:
+    text = """
+model, images = plain_network(), smooth_images(40, 32)
+if rank == 1:
+    def breaks(module, args):
+        if len(args[0]) > 2:
+            raise RuntimeError("a broken cable")
+    model.register_forward_pre_hook(breaks)
+leanconv.accelerate(model, list(images.split(8)), 2.0, samples=4000, progress=False)
+"""
+    outcome = together(text)
+    assert [code for code, _ in outcome] == [1, 1]
+    assert "process 1 of the job failed" in outcome[0][1]
+    assert "a broken cable" in outcome[0][1]
+
+
+def test_a_process_that_dies_ends_all_and_the_workdir_goes_on(tmp_path: Path) -> None:
+    work = str(tmp_path / "work")
+    text = f"""
+import os, leanconv.engine
+put = leanconv.engine.Engine._whole
+count = 0
+def dies(self, *given):
+    global count
+    count += 1
+    if count == 2:
+        os.kill(os.getpid(), 9)
+    return put(self, *given)
+leanconv.engine.Engine._whole = dies
+batches = list(smooth_images(40, 32).split(8))
+leanconv.accelerate(plain_network(), batches, 2.0, samples=4000, progress=False, workdir={work!r})
+"""
+    outcome = together(text)
+    assert outcome[0][0] == -9
+    assert outcome[1][0] == 1
+    assert "another process of the job ended" in outcome[1][1]
+    images = list(smooth_images(40, 32).split(8))
+    resumed = leanconv.accelerate(plain_network(), images, 2.0, samples=4000, progress=False, workdir=work)
+    assert "original network" not in resumed.seconds
+    alone = leanconv.accelerate(plain_network(), images, 2.0, samples=4000, progress=False)
+    assert [vars(layer) for layer in resumed.layers] == [vars(layer) for layer in alone.layers]
+
+
+def test_processes_with_other_images_are_told(tmp_path: Path) -> None:
+    text = """
+leanconv.accelerate(plain_network(), list(smooth_images(40 + 8 * rank, 32).split(8)), 2.0, progress=False)
+"""
+    outcome = together(text)
+    assert [code for code, _ in outcome] == [1, 1]
+    assert all("process 1 was given other images than process 0 (48 against 40)" in said for _, said in outcome)
+
+
+def test_alone_there_is_nothing_to_exchange() -> None:
+    team = Team(torch.device("cpu"))
+    assert team.lead
+    assert team.world == 1
+    assert team.share("plan") == "plan"
+    team.same("images", 3)
+
+
+def test_pictures_are_shared_out_by_batches(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number in range(10):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    found = find_pictures(tmp_path)
+
+    def red(data: bytes) -> torch.Tensor:
+        import io
+
+        return torch.tensor([[[float(Image.open(io.BytesIO(data)).getpixel((0, 0))[0])]]])
+
+    shares = [
+        [(p.first, p.images.flatten().tolist()) for p in Pictures(found, red, batch=3).shard(r, 2)] for r in (0, 1)
+    ]
+    assert shares == [[(0, [0.0, 1.0, 2.0]), (6, [6.0, 7.0, 8.0])], [(3, [3.0, 4.0, 5.0]), (9, [9.0])]]
