@@ -322,7 +322,8 @@ def test_dict_batches_and_images_that_want_gradients(network: nn.Module, picture
     batches = [{"image": batch, "name": "x"} for batch in pictures.split(8)]
     by_dict = accelerate(TakesDict().eval(), batches)
     plain = accelerate(network, [batch.requires_grad_() for batch in pictures.clone().split(8)])
-    assert torch.equal(by_dict.model(batches[0]), plain.model(pictures[:8]))
+    # Tensors may go through in other batches than they came in, dicts may not: the same but for rounding.
+    assert relative(by_dict.model(batches[0]), plain.model(pictures[:8])) < 1e-4
 
 
 def test_arguments_stand_in_the_order_of_the_contract(network: nn.Module, pictures: Tensor) -> None:

@@ -82,12 +82,15 @@ def test_batches_make_no_difference(model: nn.Module, images: Tensor) -> None:
 def test_the_original_along_its_tape_gives_what_hooks_see(
     model: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, where a layer's own output is not exact enough to be taken for the response."""
-    with_hooks = run(model, images)
+    """Whether a response is the layer's own output or computed from its input, one image at a time or many."""
+    usual = run(model, images)
+    monkeypatch.setattr(engine_module, "CACHED", 1 << 12)  # one image a batch
+    assert_same(usual, run(model, images))
     own = job_module.Job._dense_probe
-    monkeypatch.setattr(job_module.Job, "_dense_probe", lambda self, site: replace(own(self, site), affine=None))
-    monkeypatch.setattr(engine_module, "CACHED", 1 << 12)  # one image a batch: all but the first walk
-    assert_same(with_hooks, run(model, images))
+    monkeypatch.setattr(job_module.Job, "_dense_probe", lambda self, site: replace(own(self, site), own_output=False))
+    assert_same(usual, run(model, images))
+    monkeypatch.setattr("leanconv.calibrate.walk.Walk.knows", lambda *_: False)
+    assert_same(usual, run(model, images))
 
 
 def test_every_layer_runs_about_twice(images: Tensor) -> None:

@@ -89,7 +89,7 @@ class Engine:
         )
 
     def look(self, probes: list[Probe]) -> None:
-        """Find out how the network can be run, for the accelerated stream, before the original's."""
+        """Find out how the network can be run."""
         with self.clock.stage("preparing"):
             sample = self.batches.sample()
             self.cutting = found = cutting(self.original, sample, probes, self.device)
@@ -126,9 +126,9 @@ class Engine:
 
     def _observed(self, probes: list[Probe], samples: Samples) -> Samples:
         alone = self.team.world == 1
-        tapes = self.tapes if self.cutting is not None and self.cutting.reason is None else None
+        assert self.cutting is not None
         walk = Walk(self.original, self.positions, self.inputs, self.tapes, probes)
-        walks = tapes is not None and not any(probe.affine for probe in probes)
+        cut = self.cutting.reason is None
         mine: dict[str, list[Piece]] = {probe.site.name: [] for probe in probes}
         if self.team.lead:
             for probe in probes:
@@ -142,8 +142,8 @@ class Engine:
                 device=self.device,
                 take=samples.add if alone else lambda name, first, found: mine[name].append((first, found)),
                 step=stage.advance,
-                tapes=tapes,
-                walk=lambda batch: walk(batch) if walks and walk.knows(batch) else None,
+                tapes=self.tapes if cut else None,
+                walk=lambda batch: walk(batch) if cut and walk.knows(batch) else None,
             )
         if not alone:
             for name in list(mine):

@@ -18,8 +18,9 @@ from leanconv.entrance import copied
 from leanconv.errors import LeanconvError, listing
 from leanconv.network import reasons
 from leanconv.network.failure import model_failed
-from leanconv.network.fold import folded, norm_of
+from leanconv.network.fold import folded
 from leanconv.network.links import Link, find_links, join
+from leanconv.network.recognise import is_norm_with_activation
 from leanconv.network.replace import Change
 from leanconv.network.replaceable import replaceable
 from leanconv.network.sites import Site, Survey
@@ -113,7 +114,7 @@ class Job:
         probes = {
             name: Probe(site, splits[name].product(), spectra.dense[name].bias, splits[name])
             if name in splits
-            else with_changes(spectra.dense[name], affine=None)
+            else with_changes(spectra.dense[name], own_output=False)
             for name, site in self.sites.items()
         }
         errors = Solving(
@@ -123,7 +124,7 @@ class Job:
             dense=spectra.dense,
             probes=probes,
             splits=splits,
-            takers={name: with_changes(spectra.dense[name], affine=None) for name in takers},
+            takers={name: with_changes(spectra.dense[name], own_output=False) for name in takers},
         ).run()
         changes = {name: change_of(site, plan[name]) for name, site in self.sites.items()}
         changes |= {name: _taking(site) for name, site in takers.items()}
@@ -171,8 +172,7 @@ class Job:
                 self.skipped[name] = reasons.NOT_NAMED
             pairs = active(plan, [pair for pair in pairs if pair[1] in plan])
         dense = {name: self._dense_probe(site) for name, site in self.sites.items()}
-        if self.options.asymmetric and self.options.scheme != "spatial":
-            engine.look(list(dense.values()))
+        engine.look(list(dense.values()))
         targets = engine.targets(list(dense.values()))
         with engine.clock.stage("statistics"):
             spectra = Spectra(dense, targets, self.options.scheme, engine.work if engine.team.lead else None)
@@ -202,11 +202,10 @@ class Job:
 
     def _dense_probe(self, site: Site) -> Probe:
         weight, bias = folded(self.original, site, self.dtype)
-        # A layer's own output is its response where it is computed in full precision; a GPU may round to ten bits.
-        layer = self.original.get_submodule(site.name)
-        exact = self.device.type == "cpu" and layer.weight.dtype == self.dtype
-        scale, shift = norm_of(self.original, site, self.device)
-        return Probe(site, weight, bias, affine=(scale.to(self.dtype), shift.to(self.dtype)) if exact else None)
+        # Half precision rounds outputs; a norm that brings its activation along does not show the response.
+        exact = self.original.get_submodule(site.name).weight.dtype == self.dtype
+        shown = site.batch_norm is None or not is_norm_with_activation(self.original.get_submodule(site.batch_norm))
+        return Probe(site, weight, bias, own_output=exact and shown)
 
     def _drop_dense(self, plan: Plan, pairs: Pairs, targets: Samples) -> dict[str, Site]:
         """Forget the sites that stay dense, except those that will take in a factor; these are returned."""

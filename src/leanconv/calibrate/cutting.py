@@ -59,44 +59,24 @@ class Cutting:
 def cutting(model: nn.Module, sample: Any, probes: Sequence[Probe], device: torch.device) -> Cutting:
     """Find out on a ``sample`` of the images.
 
-    The network is taped on one image and replayed on others, made of the same numbers in other places. Every site
-    must then receive what it receives in a plain run of a batch, but for rounding. If not, batches matter: once more
-    with the whole sample.
+    The network is taped on one image and replayed on all. Every site must then respond as in a plain run, and have the
+    same added to it, but for rounding. If not, batches matter: it is taped on the sample and replayed on another, made
+    of the same numbers in other places.
     """
-    if not isinstance(sample, Tensor):
-        size = len(sample) if isinstance(sample, list) else len(next(tensors(sample)))
-        return _replayed(model, sample, size, probes, device)
-    if len(sample) > 1:
-        found = _replayed(model, sample, 1, probes, device)
-        if found.reason is None:
-            return found
-    return _replayed(model, sample, len(sample), probes, device)
-
-
-def _replayed(model: nn.Module, sample: Any, size: int, probes: Sequence[Probe], device: torch.device) -> Cutting:
-    """Taped on the first ``size`` images."""
-    other = map_tensors(lambda tensor: tensor.flip(0).roll(1, -1), sample)
-    fewer = isinstance(sample, Tensor) and size < len(sample)
-    images = len(sample) if isinstance(sample, Tensor) else size
-    positions = Positions(per_image=LOOK, images=images, seed=0, device=device)
-    wanted: dict[str, Responses] = {}
+    positions = Positions(per_image=LOOK, images=2, seed=0, device=device)
     try:
         with exact_products(), torch.no_grad():
-            batch = Batch(0, size, (sample[:size] if fewer else sample,))
-            tape = tape_of(model, batch, probes, device)
-            tapes = Tapes(tape, batch) if fewer else Tapes()
-            tapes.add(batch, tape)
-            walk = Walk(model, positions, Inputs(Memory(device, 1)), tapes, probes)
-            whole = Batch(0, images, (other,))
-            observe(
-                model,
-                Batches.of(whole),
-                probes,
-                positions=positions,
-                device=device,
-                take=lambda name, first, found: wanted.__setitem__(name, found),
-            )
-            wrong = _difference(walk(Batch(0, size, (other[:size],)) if fewer else whole), wanted)
+            if isinstance(sample, Tensor) and len(sample) > 1:
+                found = _taped_alone(model, sample, probes, positions)
+                if found is not None:
+                    return found
+            other = map_tensors(lambda tensor: tensor.flip(0).roll(1, -1), sample)
+            size = len(sample) if isinstance(sample, (list, Tensor)) else len(next(tensors(sample)))
+            tape = tape_of(model, Batch(0, size, (sample,)), probes, device)
+            wanted = _seen(model, Batch(0, size, (other,)), probes, positions)
+            walk = _walk(model, Batch(0, size, (sample,)), tape, probes, positions, any_size=False)
+            wrong = _difference(walk(Batch(0, size, (other,))), wanted)
+            return Cutting(None if wrong is None else f"run again in parts it gives layer {wrong!r} something else")
     except CannotCut as error:
         return Cutting(str(error))
     except LeanconvError:
@@ -106,18 +86,69 @@ def _replayed(model: nn.Module, sample: Any, size: int, probes: Sequence[Probe],
             raise
         said = " ".join(str(error).split())[:200]
         return Cutting(f"running it again in parts failed ({type(error).__name__}: {said})")
-    if wrong is not None:
-        return Cutting(f"run again in parts it gives layer {wrong!r} something else")
-    if not fewer:
-        return Cutting(None)
+
+
+def _taped_alone(model: nn.Module, sample: Tensor, probes: Sequence[Probe], positions: Positions) -> Cutting | None:
+    """On a tape of the first image; None where an image's responses depend on its company."""
+    whole, first, last = (Batch(b, n, (sample[b : b + n],)) for b, n in ((0, 2), (0, 1), (1, 1)))
+    wanted = _seen(model, whole, probes, positions)
+    alone: dict[str, Responses] = {}
+    tapes = Tapes()
+    observe(
+        model,
+        Batches.of(first),
+        probes,
+        positions=positions,
+        device=positions.device,
+        take=lambda name, _, found: alone.__setitem__(name, found),
+        tapes=tapes,
+    )
+    tape = tapes.get(first)
+    assert tape is not None
+    if _difference(alone, wanted) is not None:
+        return None
     try:
-        with exact_products(), torch.no_grad():
-            serves = _difference(walk(whole), wanted) is None
+        walk = _walk(model, first, tape, probes, positions, any_size=True)
+        if _difference(walk(whole), wanted) is None:
+            return Cutting(None, True, tape, tape.largest)
+    except CannotCut:
+        raise
     except Exception as error:  # a size is written into an operation
         if out_of_memory(error):
             raise
-        serves = False
-    return Cutting(None, True, tape if serves else None, tape.largest)
+    walk = _walk(model, first, tape, probes, positions, any_size=False)
+    wrong = _difference(walk(last), {name: _second(found) for name, found in wanted.items()})
+    if wrong is not None:
+        return Cutting(f"run again in parts it gives layer {wrong!r} something else")
+    return Cutting(None, True, None, tape.largest)
+
+
+def _walk(
+    model: nn.Module, batch: Batch, tape: Tape, probes: Sequence[Probe], positions: Positions, *, any_size: bool
+) -> Walk:
+    tapes = Tapes(tape, batch) if any_size else Tapes()
+    tapes.add(batch, tape)
+    return Walk(model, positions, Inputs(Memory(positions.device, 1)), tapes, probes)
+
+
+def _seen(model: nn.Module, batch: Batch, probes: Sequence[Probe], positions: Positions) -> dict[str, Responses]:
+    """Responses in a plain run."""
+    found: dict[str, Responses] = {}
+    observe(
+        model,
+        Batches.of(batch),
+        probes,
+        positions=positions,
+        device=positions.device,
+        take=lambda name, _, responses: found.__setitem__(name, responses),
+    )
+    return found
+
+
+def _second(found: Responses) -> Responses:
+    """Those of the second of two images."""
+    half = len(found.y) // 2
+    return Responses(found.y[half:], None if found.addend is None else found.addend[half:])
 
 
 def _difference(found: dict[str, Responses], wanted: dict[str, Responses]) -> str | None:

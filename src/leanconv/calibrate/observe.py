@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from leanconv.calibrate.batches import Batch, Batches, out_of_memory
-from leanconv.calibrate.patches import Chosen, Positions, outputs_at
+from leanconv.calibrate.patches import Chosen, Positions
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.tapes import Tapes
 from leanconv.errors import LeanconvError
@@ -61,7 +61,7 @@ def observe(
 ) -> None:
     """Hand the responses of every probe to ``take``, batch by batch.
 
-    Hooks look at a layer's input before, or its output right behind it, so operations in place further on cannot
+    Hooks take a layer's *input* and compute the response from it, so operations in place behind the layer cannot
     spoil what was captured. Addends are the sum that reaches the activation less the layer's own output. The run of
     each batch stops after the last probe. Without ``positions`` nothing is looked at. ``tapes`` receives a tape for
     every kind of batch; ``walk`` may know the responses of a batch without all this.
@@ -118,7 +118,7 @@ def _seen(watch: _Watch) -> Responses:
 
 
 class _Run(TorchFunctionMode):
-    """Follows one pass: inputs and outputs of layers through hooks, sums through the functions the network calls."""
+    """Follows one pass: inputs of layers through hooks, sums through the functions the network calls."""
 
     def __init__(self, watches: list[_Watch], positions: Positions | None):
         super().__init__()
@@ -152,16 +152,7 @@ class _Run(TorchFunctionMode):
         if self._positions is not None:
             with self._unrecorded():
                 watch.chosen = chosen_at(watch.probe, x, self._batch, self._positions)
-                if watch.probe.affine is None:
-                    watch.y = watch.probe.from_input(x, watch.chosen)
-        if (watch.y is not None or self._positions is None) and not watch.probe.site.adds:
-            self._done(watch.probe.site)
-
-    def output_arrives(self, watch: _Watch, output: Tensor) -> None:
-        """Of the layer itself."""
-        if watch.chosen is not None:
-            with self._unrecorded():
-                watch.y = watch.probe.from_output(output, watch.chosen)
+                watch.y = watch.probe.from_input(x, watch.chosen)
         if not watch.probe.site.adds:
             self._done(watch.probe.site)
 
@@ -169,7 +160,7 @@ class _Run(TorchFunctionMode):
         """What the shortcut will be added to."""
         if watch.chosen is not None:
             with self._unrecorded():
-                watch.output = outputs_at(y, watch.probe.site.geometry.kind, watch.chosen)
+                watch.output = watch.probe.outputs(y, watch.chosen)
         watch.running_sum, watch.adds = y, 0
 
     def _sum_arrives(self, watch: _Watch, total: Tensor) -> None:
@@ -181,9 +172,7 @@ class _Run(TorchFunctionMode):
             self._recorder.sum_is(site.name, total)
         if watch.chosen is not None and watch.output is not None:
             with self._unrecorded():
-                whole = outputs_at(total, site.geometry.kind, watch.chosen)
-                dtype = watch.probe.weight.dtype
-                watch.addend = whole.to(dtype) - watch.output.to(dtype)
+                watch.addend = watch.probe.outputs(total, watch.chosen) - watch.output
         watch.running_sum = None
         self._done(site)
 
@@ -213,16 +202,11 @@ def _watched(model: nn.Module, watches: list[_Watch], positions: Positions | Non
         def before(module: nn.Module, args: Any, kwargs: Any, watch: _Watch = watch) -> None:
             run.input_arrives(watch, next(tensors((args, kwargs))))
 
-        def behind(module: nn.Module, args: Any, result: Any, watch: _Watch = watch) -> None:
-            run.output_arrives(watch, result)
-
         def after(module: nn.Module, args: Any, result: Any, watch: _Watch = watch) -> None:
             run.tail_arrives(watch, result)
 
         layer = model.get_submodule(site.name)
         handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
-        if watch.probe.affine is not None:
-            handles.append(layer.register_forward_hook(behind))
         if site.adds:
             handles.append(model.get_submodule(site.tail).register_forward_hook(after))
     try:

@@ -37,7 +37,7 @@ class Positions:
     """
 
     def __init__(self, *, per_image: int, images: int, seed: int, device: torch.device):
-        self._per_image, self._images, self._seed, self._device = per_image, images, seed, device
+        self._per_image, self._images, self._seed, self.device = per_image, images, seed, device
         self._pages: dict[tuple[int, int], Tensor] = {}
         self._windows: dict[tuple[Any, ...], Window] = {}
 
@@ -49,11 +49,11 @@ class Positions:
         """For ``rows`` maps of ``positions``: those of the images from ``first`` on, or, where a layer runs on other
         rows than ``images``, such as a detector's boxes, of the batch that begins there."""
         if self.count(positions) == positions:
-            every = torch.arange(positions, device=self._device).expand(rows, positions)
+            every = torch.arange(positions, device=self.device).expand(rows, positions)
             return Chosen(self, every, None)
         if not images:
             drawn = choose_positions(rows, positions, self._per_image, (self._seed, positions, first))
-            return Chosen(self, drawn.to(self._device), None)
+            return Chosen(self, drawn.to(self.device), None)
         page, begin = divmod(first, PAGE)
         if begin + rows > PAGE:
             parts = [self._page(positions, page + i) for i in range((begin + rows - 1) // PAGE + 1)]
@@ -66,7 +66,7 @@ class Positions:
         if key not in self._pages:
             rows = min(PAGE, max(self._images - page * PAGE, 1)) if page * PAGE < self._images else PAGE
             chosen = choose_positions(rows, positions, self._per_image, (self._seed, positions, page))
-            self._pages[key] = chosen.to(self._device)
+            self._pages[key] = chosen.to(self.device)
         return self._pages[key]
 
     def window(self, geometry: Geometry, in_size: Size, place: tuple[int, int, int], rows: int) -> Window:

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from leanconv.calibrate.patches import Chosen, conv_patches, linear_patches, outputs_at
 from leanconv.network.geometry import Geometry
-from leanconv.network.precision import exact_products
 from leanconv.network.sites import Site
 from leanconv.solve import ResponseSpace, SpatialFactors
 
@@ -41,15 +40,15 @@ class Responses:
 class Probe:
     """What to compute at a site from its input: ``weight`` (d x c x kernel, c of one group) and ``bias`` (d).
 
-    ``split``: spatial factors the weight is the product of. ``affine``: scale and shift (d) that turn the layer's own
-    output into the response, where that output is exact enough to be used instead.
+    ``split``: spatial factors the weight is the product of. ``own_output``: what the layer itself gives, batch norm
+    included, is the response, and no worse for being computed by the network.
     """
 
     site: Site
     weight: Tensor
     bias: Tensor
     split: SpatialFactors | None = None
-    affine: tuple[Tensor, Tensor] | None = None
+    own_output: bool = False
 
     @cached_property
     def spaces(self) -> list[ResponseSpace]:
@@ -61,12 +60,9 @@ class Probe:
         geometry = self.site.geometry
         return x[0].numel() // x.shape[-1] if geometry.kind == "linear" else prod(geometry.out_size(_size(x)))
 
-    def from_output(self, output: Tensor, chosen: Chosen) -> Tensor:
-        """Responses at ``chosen`` positions from what the layer gave: (N p) x d."""
-        assert self.affine is not None
-        scale, shift = self.affine
-        found = outputs_at(output, self.site.geometry.kind, chosen)
-        return torch.addcmul(shift, found, scale)
+    def outputs(self, y: Tensor, chosen: Chosen) -> Tensor:
+        """Of an output of the layer, at ``chosen`` positions: (N p) x d."""
+        return outputs_at(y, self.site.geometry.kind, chosen).to(self.weight.dtype)
 
     def from_input(self, x: Tensor, chosen: Chosen) -> Tensor:
         """Responses at ``chosen`` positions to the layer's input ``x``: (N p) x d.
@@ -95,14 +91,12 @@ class Probe:
             return self._product(conv_patches(x, geometry, chosen), self.weight)
         x = x.to(self.weight.dtype)
         padding = geometry.margins(_size(x))[0]
-        with exact_products():
-            if way == "whole":
-                g, function = geometry, CONVOLUTIONS[geometry.kind]
-                whole = function(x, self.weight, self.bias, g.stride, padding, g.dilation, g.groups)
-                return outputs_at(whole, g.kind, chosen)
-            assert self.split is not None
-            stride, dilation = geometry.stride[0], geometry.dilation[0]
-            columns = F.conv2d(x, self.split.vertical, None, (stride, 1), (padding[0], 0), (dilation, 1))
+        if way == "whole":
+            g, function = geometry, CONVOLUTIONS[geometry.kind]
+            return self.outputs(function(x, self.weight, self.bias, g.stride, padding, g.dilation, g.groups), chosen)
+        assert self.split is not None
+        stride, dilation = geometry.stride[0], geometry.dilation[0]
+        columns = F.conv2d(x, self.split.vertical, None, (stride, 1), (padding[0], 0), (dilation, 1))
         rows = replace(
             geometry,
             in_channels=columns.shape[1],

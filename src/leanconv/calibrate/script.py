@@ -192,6 +192,23 @@ class Script:
                 for slot in self._gone[number]:
                     env.pop(slot, None)
 
+    def through(self, env: Env, model: nn.Module, name: str) -> Tensor | None:
+        """From the stop of site ``name`` through its layer, whose output (batch norm included) is returned; None
+        where the tape ends before it."""
+        number = self.stops[name].step
+        if number == len(self._steps):
+            return None
+        step = self._steps[number]
+        with torch.no_grad():
+            output = _through(model, step.paths, env[step.input])
+            if isinstance(step, _Share):
+                env[step.total].add_(output)
+            else:
+                env[step.output] = output
+        for slot in self._gone[number]:
+            env.pop(slot, None)
+        return output
+
     def frontier_bytes(self, name: str, size: int) -> int:
         """Memory of the frontier where site ``name`` stops, for ``size`` images."""
         return self._bytes[name] * size // max(self._tape.size, 1)

@@ -12,7 +12,7 @@ from torch import nn
 from leanconv.calibrate.batches import Batch, to_device
 from leanconv.calibrate.memory import Memory
 from leanconv.calibrate.observe import chosen_at
-from leanconv.calibrate.patches import Positions, outputs_at
+from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.script import CannotCut, Env, Script, Stop
 from leanconv.calibrate.tapes import Tapes
@@ -94,10 +94,21 @@ class Walk:
         found: dict[str, Responses] = {}
         env, begin = script.start(self._inputs.get(batch)), 0
         for name in script.order:
-            stop = script.stops[name]
+            probe, stop = self._probes[name], script.stops[name]
             script.run(env, self._model, begin, stop.step)
             begin = stop.step
-            found[name] = responses_at(self._probes[name], batch, env, stop, self._positions)
+            if not probe.own_output:
+                found[name] = responses_at(probe, batch, env, stop, self._positions)
+                continue
+            chosen = chosen_at(probe, env[stop.input], batch, self._positions)
+            addend = None if stop.total is None else probe.outputs(env[stop.total], chosen)
+            x = env[stop.input]
+            output = script.through(env, self._model, name)
+            if output is None:
+                y = probe.from_input(x, chosen)
+            else:
+                y, begin = probe.outputs(output, chosen), stop.step + 1
+            found[name] = Responses(y, addend)
         return found
 
     def _script(self, batch: Batch) -> Script:
@@ -112,7 +123,5 @@ class Walk:
 def responses_at(probe: Probe, batch: Batch, env: Env, stop: Stop, positions: Positions) -> Responses:
     """Of a site where a script has stopped."""
     chosen = chosen_at(probe, env[stop.input], batch, positions)
-    y = probe.from_input(env[stop.input], chosen)
-    if stop.total is None:
-        return Responses(y)
-    return Responses(y, outputs_at(env[stop.total], probe.site.geometry.kind, chosen).to(y.dtype))
+    addend = None if stop.total is None else probe.outputs(env[stop.total], chosen)
+    return Responses(probe.from_input(env[stop.input], chosen), addend)

@@ -11,35 +11,28 @@ from leanconv.network.sites import Site
 
 
 def folded(model: nn.Module, site: Site, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Filters (d x c x kernel, c of one group) and bias (d) of a site, its batch norm included."""
+    """Filters (d x c x kernel, c of one group) and bias (d) of a site, its batch norm included.
+
+    In eval mode batch norm is y -> scale (y - mean) + shift with scale = gamma / sqrt(var + eps).
+    """
     plain = plain_form(model.get_submodule(site.name), site.in_size)
     assert plain is not None  # or the layer would not have become a site
     w = plain.weight.to(torch.float64)
     d = site.geometry.out_channels
     b = w.new_zeros(d) if plain.bias is None else plain.bias.to(torch.float64)
-    scale, shift = norm_of(model, site, w.device)
-    w = w * scale.reshape(-1, *[1] * (w.dim() - 1))
-    return w.reshape(d, -1, *site.geometry.kernel).to(dtype), (b * scale + shift).to(dtype)
-
-
-def norm_of(model: nn.Module, site: Site, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Scale and shift (d, float64) that a site's batch norm is: in eval mode y -> gamma (y - mean) / sqrt(var + eps)
-    + beta. One and zero without one."""
-    d = site.geometry.out_channels
-    scale = torch.ones(d, dtype=torch.float64, device=device)
-    if site.batch_norm is None:
-        return scale, torch.zeros_like(scale)
-    norm = model.get_submodule(site.batch_norm)
-    mean, var = norm.running_mean, norm.running_var
-    assert isinstance(mean, Tensor)
-    assert isinstance(var, Tensor)
-    scale = (var.to(torch.float64) + float(norm.eps)).rsqrt()  # type: ignore[arg-type]
-    if isinstance(norm.weight, Tensor):
-        scale = scale * norm.weight.detach().to(torch.float64)
-    shift = -mean.to(torch.float64) * scale
-    if isinstance(norm.bias, Tensor):
-        shift = shift + norm.bias.detach().to(torch.float64)
-    return scale, shift
+    if site.batch_norm is not None:
+        norm = model.get_submodule(site.batch_norm)
+        mean, var = norm.running_mean, norm.running_var
+        assert isinstance(mean, Tensor)
+        assert isinstance(var, Tensor)
+        scale = (var.to(torch.float64) + float(norm.eps)).rsqrt()  # type: ignore[arg-type]
+        if isinstance(norm.weight, Tensor):
+            scale = scale * norm.weight.detach().to(torch.float64)
+        w = w * scale.reshape(-1, *[1] * (w.dim() - 1))
+        b = (b - mean.to(torch.float64)) * scale
+        if isinstance(norm.bias, Tensor):
+            b = b + norm.bias.detach().to(torch.float64)
+    return w.reshape(d, -1, *site.geometry.kernel).to(dtype), b.to(dtype)
 
 
 def without_norm(norm: nn.Module) -> nn.Module:

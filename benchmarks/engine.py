@@ -1,0 +1,234 @@
+"""What a run costs beside its solves: passes of the network, memory, seconds a stage.
+
+    python benchmarks/engine.py --device cpu --images 64
+    python benchmarks/engine.py --device cuda --images 1000 --scaling 250 500 1000 2000
+    python benchmarks/engine.py --device cpu --images 192 --networks vgg16 --budgets 2GB 4GB 8GB
+
+A forward-pass equivalent is the wall time of accelerate() less its solves (spectra, ranks, factors) over one no-grad
+pass of the original on the same images and batches, in the same process. Weights and images are random: time does not
+depend on them. Writes benchmarks/results/engine-DEVICE[-NAME].json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import leanconv
+
+SPEEDUPS = {"vgg16": 4.0, "resnet50": 2.0}
+SOLVES = ("statistics", "choosing ranks", "solving")
+STAGES = ("preparing", "original network", "accelerated network", *SOLVES)
+
+
+class Peak:
+    """The most memory in use inside the block beyond what was before it, in bytes: of the device, or of the process."""
+
+    def __init__(self, device: str):
+        self._cuda = device.startswith("cuda")
+        self._ended = threading.Event()
+        self.bytes = 0
+
+    def __enter__(self) -> Peak:
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+        else:
+            self._before = resident()
+            self._watch = threading.Thread(target=self._look, daemon=True)
+            self._watch.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.005):
+            self.bytes = max(self.bytes, resident() - self._before)
+
+    def __exit__(self, *_: object) -> None:
+        if self._cuda:
+            self.bytes = torch.cuda.max_memory_allocated() - self._before
+        else:
+            self._ended.set()
+            self._watch.join()
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def seconds(device: str, work: Any) -> float:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def forward(model: nn.Module, batches: list[Tensor], device: str) -> float:
+    def once() -> None:
+        with torch.no_grad():
+            for batch in batches:
+                model(batch.to(device))
+
+    return statistics.median(seconds(device, once) for _ in range(3))
+
+
+def images_of(count: int, batch: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return list(torch.randn(count, 3, 224, 224, generator=generator).split(batch))
+
+
+def measure(name: str, count: int, options: argparse.Namespace, memory: str | None = None) -> dict[str, Any]:
+    """One network on so many images: the median of a few runs where a GPU makes them short."""
+    device = options.device
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None).to(device).eval()
+    batches = images_of(count, options.batch)
+    one_pass = forward(model, batches, device)
+    rows = []
+    for number in range(4 if device.startswith("cuda") else 1):
+        result: list[leanconv.Accelerated] = []
+
+        def run(result: list[leanconv.Accelerated] = result) -> None:
+            result.append(leanconv.accelerate(model, batches, SPEEDUPS[name], progress=False, memory=memory))
+
+        with Peak(device) as peak:
+            total = seconds(device, run)
+        stages = result[0].seconds
+        rest = total - sum(stages[stage] for stage in SOLVES)
+        rows.append((total, rest, stages, peak.bytes, number == 0))
+    kept = [row for row in rows if not row[4]] or rows
+    total, rest, stages, most, _ = sorted(kept, key=lambda row: row[1])[len(kept) // 2]
+    return {
+        "network": name,
+        "speedup": SPEEDUPS[name],
+        "images": count,
+        "batch": options.batch,
+        "memory": memory,
+        "forward": one_pass,
+        "total": total,
+        "first": rows[0][0],
+        "equivalents": rest / one_pass,
+        "peak": most,
+        "stages": stages,
+        "answer": answer_of(result[0].model, device) if memory or options.budgets else None,
+    }
+
+
+def answer_of(model: nn.Module, device: str) -> list[float]:
+    with torch.no_grad():
+        answer: Tensor = model(images_of(8, 8)[0].to(device))
+    return answer.flatten().tolist()
+
+
+def budget_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every budget in a process of its own, whose memory nothing else has stretched."""
+    rows = []
+    for memory in (None, *options.budgets):
+        command = [sys.executable, __file__, "--device", options.device, "--images", str(options.images)]
+        command += ["--networks", options.networks[0], "--batch", str(options.batch), "--one", memory or "default"]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        if found.returncode:
+            raise SystemExit(found.stderr)
+        rows.append(json.loads(found.stdout.splitlines()[-1]))
+        print(f"budget {memory}: peak {rows[-1]['peak'] / 1e9:.2f} GB, total {rows[-1]['total']:.1f} s", flush=True)
+    reference = torch.tensor(rows[0]["answer"])
+    for row in rows:
+        row["difference"] = float((torch.tensor(row.pop("answer")) - reference).norm() / reference.norm())
+    return rows
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def rendered(data: dict[str, Any]) -> str:
+    parts = [f"{data['machine']}; `{data['command']}`"]
+    heads = ["network", "images", "forward, s", "accelerate(), s", "the first time", "equivalents", "peak, GB", *STAGES]
+    for key in ("networks", "scaling", "budgets"):
+        if not data[key]:
+            continue
+        rows = [
+            [
+                f"{row['network']} {row['speedup']:g}x",
+                str(row["images"]),
+                f"{row['forward']:.2f}",
+                f"{row['total']:.2f}",
+                f"{row['first']:.2f}",
+                f"{row['equivalents']:.2f}",
+                f"{row['peak'] / 1e9:.2f}",
+                *(f"{row['stages'].get(stage, 0.0):.2f}" for stage in STAGES),
+            ]
+            for row in data[key]
+        ]
+        if key == "budgets":
+            for row, found in zip(rows, data[key], strict=True):
+                row[:0] = [found["memory"] or "half of what is free"]
+                row.append(f"{found['difference']:.1e}")
+            parts.append(table(["memory=", *heads, "difference"], rows))
+        else:
+            parts.append(table(heads, rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def machine(device: str) -> str:
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else f"{platform.machine()} CPU"
+    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--networks", nargs="+", default=list(SPEEDUPS), choices=list(SPEEDUPS))
+    parser.add_argument("--scaling", nargs="*", type=int, default=[])
+    parser.add_argument("--budgets", nargs="*", default=[], help="memory= to try, each in its own process")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--name", default="", help="added to the names of the result files")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    if options.one:
+        memory = None if options.one == "default" else options.one
+        options.budgets = [options.one]
+        print(json.dumps(measure(options.networks[0], options.images, options, memory)))
+        return
+    data: dict[str, Any] = {
+        "machine": machine(options.device),
+        "command": " ".join(["python", "benchmarks/engine.py", *sys.argv[1:]]),
+        "networks": [],
+        "scaling": [],
+        "budgets": budget_rows(options) if options.budgets else [],
+    }
+    if not options.budgets:
+        for name in options.networks:
+            data["networks"].append(measure(name, options.images, options))
+            print(f"{name}: {data['networks'][-1]['equivalents']:.2f} forward-pass equivalents", flush=True)
+        for name in options.networks if options.scaling else ():
+            for count in options.scaling:
+                data["scaling"].append(measure(name, count, options))
+                print(f"{name}, {count} images: {data['scaling'][-1]['total']:.2f} s", flush=True)
+    text = rendered(data)
+    print(text)
+    options.out.mkdir(parents=True, exist_ok=True)
+    stem = f"engine-{options.device.partition(':')[0]}" + (f"-{options.name}" if options.name else "")
+    (options.out / f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")
+    (options.out / f"{stem}.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
