@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from leanconv.calibrate.batches import Batch, Batches, out_of_memory
-from leanconv.calibrate.memory import Memory
-from leanconv.calibrate.observe import observe
-from leanconv.calibrate.patches import Positions
-from leanconv.calibrate.probe import Probe, Responses
-from leanconv.calibrate.script import CannotCut
+from leanconv.calibrate.batches import Batch, Batches, out_of_memory, to_device
+from leanconv.calibrate.observe import Seen, observe
+from leanconv.calibrate.probe import Probe
+from leanconv.calibrate.script import CannotCut, Script
 from leanconv.calibrate.tapes import Tapes
-from leanconv.calibrate.walk import Inputs, Walk
 from leanconv.errors import LeanconvError
 from leanconv.network.precision import exact_products
 from leanconv.network.recording import map_tensors, tensors
 from leanconv.network.tape import Tape
-from leanconv.network.trial import SAME, SAME_HALF, difference
+from leanconv.network.trial import SAME, SAME_HALF
 
 
-def tape_of(model: nn.Module, batch: Batch, probes: Iterable[Probe], device: torch.device) -> Tape:
-    """A tape of one batch through the original network."""
+def tape_of(
+    model: nn.Module,
+    batch: Batch,
+    probes: Sequence[Probe],
+    device: torch.device,
+    whole: dict[str, Seen] | None = None,
+) -> Tape:
+    """A tape of one batch through the original network; ``whole`` receives what the sites saw."""
     tapes = Tapes()
-    observe(
-        model,
-        Batches.of(batch),
-        list(probes),
-        positions=None,
-        device=device,
-        take=lambda name, first, responses: None,
-        tapes=tapes,
-    )
+    _pass(model, batch, probes, device, whole, tapes)
     tape = tapes.get(batch)
     assert tape is not None
     return tape
 
 
-# Positions an image that are compared.
-LOOK = 64
+def _pass(
+    model: nn.Module,
+    batch: Batch,
+    probes: Sequence[Probe],
+    device: torch.device,
+    whole: dict[str, Seen] | None,
+    tapes: Tapes | None = None,
+) -> None:
+    observe(
+        model,
+        Batches.of(batch),
+        probes,
+        positions=None,
+        device=device,
+        take=lambda name, first, found: None,
+        whole=whole,
+        tapes=tapes,
+    )
 
 
 @dataclass(frozen=True)
@@ -59,23 +70,22 @@ class Cutting:
 def cutting(model: nn.Module, sample: Any, probes: Sequence[Probe], device: torch.device) -> Cutting:
     """Find out on a ``sample`` of the images.
 
-    The network is taped on one image and replayed on all. Every site must then respond as in a plain run, and have the
-    same added to it, but for rounding. If not, batches matter: it is taped on the sample and replayed on another, made
-    of the same numbers in other places.
+    The network is taped on one image and replayed on all. Every site must then receive what it does in a plain run,
+    and have the same added to it, but for rounding. If not, batches matter: it is taped on the sample and replayed on
+    another, made of the same numbers in other places.
     """
-    positions = Positions(per_image=LOOK, images=2, seed=0, device=device)
     try:
         with exact_products(), torch.no_grad():
             if isinstance(sample, Tensor) and len(sample) > 1:
-                found = _taped_alone(model, sample, probes, positions)
+                found = _taped_alone(model, sample, probes, device)
                 if found is not None:
                     return found
-            other = map_tensors(lambda tensor: tensor.flip(0).roll(1, -1), sample)
             size = len(sample) if isinstance(sample, (list, Tensor)) else len(next(tensors(sample)))
+            other = map_tensors(lambda tensor: tensor.flip(0).roll(1, -1), sample)
+            wanted: dict[str, Seen] = {}
+            _pass(model, Batch(0, size, (other,)), probes, device, wanted)
             tape = tape_of(model, Batch(0, size, (sample,)), probes, device)
-            wanted = _seen(model, Batch(0, size, (other,)), probes, positions)
-            walk = _walk(model, Batch(0, size, (sample,)), tape, probes, positions, any_size=False)
-            wrong = _difference(walk(Batch(0, size, (other,))), wanted)
+            wrong = _wrong(model, tape, probes, to_device(other, device), wanted)
             return Cutting(None if wrong is None else f"run again in parts it gives layer {wrong!r} something else")
     except CannotCut as error:
         return Cutting(str(error))
@@ -88,75 +98,71 @@ def cutting(model: nn.Module, sample: Any, probes: Sequence[Probe], device: torc
         return Cutting(f"running it again in parts failed ({type(error).__name__}: {said})")
 
 
-def _taped_alone(model: nn.Module, sample: Tensor, probes: Sequence[Probe], positions: Positions) -> Cutting | None:
-    """On a tape of the first image; None where an image's responses depend on its company."""
-    whole, first, last = (Batch(b, n, (sample[b : b + n],)) for b, n in ((0, 2), (0, 1), (1, 1)))
-    wanted = _seen(model, whole, probes, positions)
-    alone: dict[str, Responses] = {}
-    tapes = Tapes()
-    observe(
-        model,
-        Batches.of(first),
-        probes,
-        positions=positions,
-        device=positions.device,
-        take=lambda name, _, found: alone.__setitem__(name, found),
-        tapes=tapes,
-    )
-    tape = tapes.get(first)
-    assert tape is not None
-    if _difference(alone, wanted) is not None:
+def _taped_alone(model: nn.Module, sample: Tensor, probes: Sequence[Probe], device: torch.device) -> Cutting | None:
+    """On a tape of the first image; None where what becomes of an image depends on its company."""
+    wanted: dict[str, Seen] = {}
+    alone: dict[str, Seen] = {}
+    _pass(model, Batch(0, len(sample), (sample,)), probes, device, wanted)
+    tape = tape_of(model, Batch(0, 1, (sample[:1],)), probes, device, alone)
+    if _different(alone, wanted, slice(0, 1)) is not None:
         return None
     try:
-        walk = _walk(model, first, tape, probes, positions, any_size=True)
-        if _difference(walk(whole), wanted) is None:
+        if _wrong(model, tape, probes, to_device(sample, device), wanted) is None:
             return Cutting(None, True, tape, tape.largest)
     except CannotCut:
         raise
     except Exception as error:  # a size is written into an operation
         if out_of_memory(error):
             raise
-    walk = _walk(model, first, tape, probes, positions, any_size=False)
-    wrong = _difference(walk(last), {name: _second(found) for name, found in wanted.items()})
+    wrong = _wrong(model, tape, probes, to_device(sample[1:2], device), wanted, slice(1, 2))
     if wrong is not None:
         return Cutting(f"run again in parts it gives layer {wrong!r} something else")
     return Cutting(None, True, None, tape.largest)
 
 
-def _walk(
-    model: nn.Module, batch: Batch, tape: Tape, probes: Sequence[Probe], positions: Positions, *, any_size: bool
-) -> Walk:
-    tapes = Tapes(tape, batch) if any_size else Tapes()
-    tapes.add(batch, tape)
-    return Walk(model, positions, Inputs(Memory(positions.device, 1)), tapes, probes)
+def _wrong(
+    model: nn.Module,
+    tape: Tape,
+    probes: Sequence[Probe],
+    inputs: Any,
+    wanted: dict[str, Seen],
+    images: slice = slice(None),
+) -> str | None:
+    """The first site that sees something else along the tape; ``wanted`` is of more ``images`` than ``inputs``."""
+    sites = [probe.site for probe in probes]
+    script = Script(tape, sites, {site.name for site in sites})
+    env, begin = script.start(inputs), 0
+    found: dict[str, Seen] = {}
+    for name in script.order:
+        stop = script.stops[name]
+        script.run(env, model, begin, stop.step)
+        begin = stop.step
+        # The sum goes on to take in the layer's share.
+        addend = None if stop.total is None else env[stop.total].clone()
+        found[name] = Seen(env[stop.input].clone(), addend)
+    return _different(found, wanted, images)
 
 
-def _seen(model: nn.Module, batch: Batch, probes: Sequence[Probe], positions: Positions) -> dict[str, Responses]:
-    """Responses in a plain run."""
-    found: dict[str, Responses] = {}
-    observe(
-        model,
-        Batches.of(batch),
-        probes,
-        positions=positions,
-        device=positions.device,
-        take=lambda name, _, responses: found.__setitem__(name, responses),
-    )
-    return found
-
-
-def _second(found: Responses) -> Responses:
-    """Those of the second of two images."""
-    half = len(found.y) // 2
-    return Responses(found.y[half:], None if found.addend is None else found.addend[half:])
-
-
-def _difference(found: dict[str, Responses], wanted: dict[str, Responses]) -> str | None:
-    """The first site that responds otherwise than ``wanted``, or has something else added; of the first images."""
+def _different(found: dict[str, Seen], wanted: dict[str, Seen], images: slice) -> str | None:
+    """The first site where relative differences are more than rounding. One question to the device for all."""
+    names: list[str] = []
+    errors, sizes, allowed = [], [], []
     for name, seen in found.items():
-        for x, y in ((seen.y, wanted[name].y), (seen.addend, wanted[name].addend)):
+        for x, y in ((seen.x, wanted[name].x[images]), (seen.addend, _rows(wanted[name].addend, images))):
             if x is None or y is None:
                 continue
-            if len(x) > len(y) or difference(x, y[: len(x)]) > SAME.get(x.dtype, SAME_HALF):
+            if x.shape != y.shape:
                 return name
+            names.append(name)
+            errors.append(torch.linalg.vector_norm((x - y).float()))
+            sizes.append(torch.linalg.vector_norm(y.float()))
+            allowed.append(SAME.get(x.dtype, SAME_HALF))
+    measured = torch.stack([torch.stack(errors), torch.stack(sizes)]).tolist()
+    for name, error, size, most in zip(names, *measured, allowed, strict=True):
+        if not error <= most * size:
+            return name
     return None
+
+
+def _rows(tensor: Tensor | None, images: slice) -> Tensor | None:
+    return None if tensor is None else tensor[images]

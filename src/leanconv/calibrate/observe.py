@@ -25,6 +25,14 @@ from leanconv.network.tape import Recorder, taping
 Take = Callable[[str, int, Responses], None]  # layer, number of the first image, what was found
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a site receives: its layer's input and what is added to the response, whole."""
+
+    x: Tensor
+    addend: Tensor | None
+
+
 class _Reached(BaseException):
     """The last probe has what it wants; the rest of the network need not run. No Exception: a network's own
     ``except Exception`` must not catch it."""
@@ -36,6 +44,7 @@ class _Watch:
     there, and the sum as far as it has come."""
 
     probe: Probe
+    x: Tensor | None = None
     chosen: Chosen | None = None
     y: Tensor | None = None
     addend: Tensor | None = None
@@ -44,7 +53,7 @@ class _Watch:
     adds: int = 0
 
     def clear(self) -> None:
-        self.chosen = self.y = self.addend = self.output = self.running_sum = None
+        self.x = self.chosen = self.y = self.addend = self.output = self.running_sum = None
 
 
 def observe(
@@ -56,6 +65,7 @@ def observe(
     device: torch.device,
     take: Take,
     step: Callable[[], None] = lambda: None,
+    whole: dict[str, Seen] | None = None,
     tapes: Tapes | None = None,
     walk: Callable[[Batch], dict[str, Responses] | None] = lambda batch: None,
 ) -> None:
@@ -63,8 +73,9 @@ def observe(
 
     Hooks take a layer's *input* and compute the response from it, so operations in place behind the layer cannot
     spoil what was captured. Addends are the sum that reaches the activation less the layer's own output. The run of
-    each batch stops after the last probe. Without ``positions`` nothing is looked at. ``tapes`` receives a tape for
-    every kind of batch; ``walk`` may know the responses of a batch without all this.
+    each batch stops after the last probe. Without ``positions`` nothing is looked at; with ``whole`` that receives
+    all a site sees. ``tapes`` receives a tape for every kind of batch; ``walk`` may know the responses of a batch
+    without all this.
     """
     watches = [_Watch(probe) for probe in probes]
     sites = [probe.site for probe in probes]
@@ -79,7 +90,7 @@ def observe(
         inputs = batch.on(device)
         recorded = tapes is not None and tapes.get(batch) is None
         with (
-            _watched(model, watches, positions) as run,
+            _watched(model, watches, positions, whole is not None) as run,
             taping(model, sites) if recorded else nullcontext() as recorder,
         ):
             if recorder is not None:
@@ -98,6 +109,8 @@ def observe(
         for watch in watches:
             if positions is not None:
                 take(watch.probe.site.name, batch.first, _seen(watch))
+            if whole is not None and watch.x is not None:
+                whole[watch.probe.site.name] = Seen(watch.x, watch.addend)
             watch.clear()
         if tapes is not None and recorder is not None:
             tapes.add(batch, recorder.tape)
@@ -120,8 +133,9 @@ def _seen(watch: _Watch) -> Responses:
 class _Run(TorchFunctionMode):
     """Follows one pass: inputs of layers through hooks, sums through the functions the network calls."""
 
-    def __init__(self, watches: list[_Watch], positions: Positions | None):
+    def __init__(self, watches: list[_Watch], positions: Positions | None, whole: bool):
         super().__init__()
+        self._whole = whole
         self._watches = watches
         self._positions = positions
         self._waiting: set[str] = set()
@@ -153,6 +167,9 @@ class _Run(TorchFunctionMode):
             with self._unrecorded():
                 watch.chosen = chosen_at(watch.probe, x, self._batch, self._positions)
                 watch.y = watch.probe.from_input(x, watch.chosen)
+        if self._whole:
+            with self._unrecorded():
+                watch.x = x.clone()
         if not watch.probe.site.adds:
             self._done(watch.probe.site)
 
@@ -161,6 +178,9 @@ class _Run(TorchFunctionMode):
         if watch.chosen is not None:
             with self._unrecorded():
                 watch.output = watch.probe.outputs(y, watch.chosen)
+        elif self._whole:
+            with self._unrecorded():
+                watch.output = y.clone()
         watch.running_sum, watch.adds = y, 0
 
     def _sum_arrives(self, watch: _Watch, total: Tensor) -> None:
@@ -173,6 +193,9 @@ class _Run(TorchFunctionMode):
         if watch.chosen is not None and watch.output is not None:
             with self._unrecorded():
                 watch.addend = watch.probe.outputs(total, watch.chosen) - watch.output
+        elif self._whole and watch.output is not None:
+            with self._unrecorded():
+                watch.addend = total - watch.output
         watch.running_sum = None
         self._done(site)
 
@@ -192,9 +215,9 @@ def chosen_at(probe: Probe, x: Tensor, batch: Batch, positions: Positions) -> Ch
 
 
 @contextmanager
-def _watched(model: nn.Module, watches: list[_Watch], positions: Positions | None) -> Iterator[_Run]:
+def _watched(model: nn.Module, watches: list[_Watch], positions: Positions | None, whole: bool) -> Iterator[_Run]:
     """Hooks at the probes' layers (or what stands in their place); they come off on any error."""
-    run = _Run(watches, positions)
+    run = _Run(watches, positions, whole)
     handles = []
     for watch in watches:
         site = watch.probe.site
