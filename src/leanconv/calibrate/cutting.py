@@ -157,9 +157,9 @@ def _different(found: dict[str, Seen], wanted: dict[str, Seen], images: slice) -
             errors.append(torch.linalg.vector_norm((x - y).float()))
             sizes.append(torch.linalg.vector_norm(y.float()))
             allowed.append(SAME.get(x.dtype, SAME_HALF))
-    measured = torch.stack([torch.stack(errors), torch.stack(sizes)]).tolist()
-    for name, error, size, most in zip(names, *measured, allowed, strict=True):
-        if not error <= most * size:
+    measured: list[list[float]] = torch.stack([torch.stack(errors), torch.stack(sizes)]).tolist()
+    for number, name in enumerate(names):
+        if not measured[0][number] <= allowed[number] * measured[1][number]:
             return name
     return None
 

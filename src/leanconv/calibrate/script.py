@@ -76,6 +76,23 @@ class _Nothing:
 
 
 @dataclass(frozen=True)
+class _Shortcut:
+    """The sum of nothing and a shortcut, in place of zeros and an addition."""
+
+    shortcut: int
+    output: int
+    copy: bool  # the shortcut is needed again as it is
+
+    @property
+    def reads(self) -> Iterable[int]:
+        return (self.shortcut,)
+
+    def run(self, env: Env, model: nn.Module) -> None:
+        found = env[self.shortcut]
+        env[self.output] = found.clone() if self.copy else found
+
+
+@dataclass(frozen=True)
 class _Share:
     """The layer's share, into the sum."""
 
@@ -150,13 +167,17 @@ class Script:
                     raise CannotCut(f"the sum behind layer {site.name!r} was not seen")
                 number, total = tape.sums[site.name]
                 sums.setdefault(number, []).append((site, total))
+        shortcuts = {number - 1: s for number, found in sums.items() for s in [self._shortcut(number, found)] if s}
+        self._plain_sums = {site.name for number in shortcuts for site, _ in sums[number + 1]}
         for number in range(end + 1):
             for site, total in sums.get(number, []):
                 self._stop(site, total)
                 self._steps.append(_Share(_paths(site), tape.calls[site.name].input, total))
             for site in begins.get(number, []):
                 self._begin(site)
-            if number < end and number not in inside:
+            if number in shortcuts:
+                self._steps.append(shortcuts[number])
+            elif number < end and number not in inside:
                 self._steps.append(_Compute(tape.operations[number], tape.constants))
 
     def _begin(self, site: Site) -> None:
@@ -171,7 +192,29 @@ class Script:
             return
         if tail is None or tail.output is None:
             raise CannotCut(f"the output of layer {site.name!r} was not seen")
-        self._steps.append(_Nothing(call.input, tail.output, tape.forms[tail.output]))
+        if site.name not in self._plain_sums:
+            self._steps.append(_Nothing(call.input, tail.output, tape.forms[tail.output]))
+
+    def _shortcut(self, number: int, found: list[tuple[Site, int]]) -> _Shortcut | None:
+        """For a sum that is one addition, right before operation ``number``, of a layer's output and a tensor alike."""
+        tape, (site, total) = self._tape, found[0]
+        tail, operation = tape.calls.get(site.tail), tape.operations[number - 1]
+        added = operation.function in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
+        taken = list(operation.taken)
+        if len(found) > 1 or site.adds > 1 or not added or tail is None or tail.output not in taken or len(taken) != 2:
+            return None
+        other = taken[0] if taken[1] == tail.output else taken[1]
+        form, wanted = tape.forms[other], tape.forms[total]
+        if other in (tail.output, *tape.constants) or (form.shape, form.stride, form.dtype) != (
+            wanted.shape,
+            wanted.stride,
+            wanted.dtype,
+        ):
+            return None
+        # Whoever reads the shortcut's memory later must not find the layer's share in it; unless it was meant to.
+        later = (slot for behind in tape.operations[number:] for slot in behind.taken if slot != total)
+        copy = any(tape.forms[slot].storage == form.storage for slot in later)
+        return _Shortcut(other, total, copy and other != total)
 
     def _late(self, site: Site) -> bool:
         """Whether the layer's share comes after the shortcut's."""
