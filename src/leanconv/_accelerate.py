@@ -14,7 +14,7 @@ from torch import nn
 from leanconv.calibrate.batches import Batches, take
 from leanconv.calibrate.memory import Memory, parse_memory
 from leanconv.engine import Clock, Engine
-from leanconv.entrance import check_model, device_of, parse_device, untouched_rng
+from leanconv.entrance import check_model, device_of, parse_device, quiet_collector, untouched_rng
 from leanconv.job import Job
 from leanconv.network.geometry import Scheme
 from leanconv.options import Options
@@ -167,5 +167,5 @@ def _entered(model: nn.Module, options: Options, device: torch.device | str | No
     check_model(model)
     place = device_of(model) if device is None else parse_device(device)
     # A caller in inference mode still gets a network that can be trained.
-    with untouched_rng(options.seed), torch.inference_mode(False):
+    with untouched_rng(options.seed), quiet_collector(), torch.inference_mode(False):
         yield place

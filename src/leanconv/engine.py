@@ -212,7 +212,8 @@ class Engine:
                     if self.work is not None:
                         self.work.keep_solved(number, name, fit)
                 fit = self.team.share(fit)
-                put(name, fit)
+                with self.clock.stage("solving"):
+                    put(name, fit)
                 errors[name] = fit.error
                 stage.advance()
                 stage.label(f"{number}/{len(probes)} {describe(name)}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import get_total_norm
 
 from leanconv.errors import LeanconvError
 
@@ -26,8 +29,8 @@ def check_model(model: Any) -> None:
         raise LeanconvError(f"model is wrapped in {type(model).__name__}; give model.module.")
     if type(model).__name__ == "OptimizedModule":
         raise LeanconvError("model was made by torch.compile; give the module it was made from (model._orig_mod).")
-    sound: dict[tuple[str, str], Tensor] = {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in named:
         layer, _, kind = name.rpartition(".")
         if is_lazy(tensor):
             raise LeanconvError(
@@ -35,15 +38,16 @@ def check_model(model: Any) -> None:
             )
         if tensor.is_meta:
             raise LeanconvError(f"layer {layer!r} is on the meta device and has no values; load the weights first.")
-        if tensor.is_floating_point() and tensor.layout == torch.strided:
-            # A mask kept in a buffer may rightly be infinite; a weight may not.
-            infinite_is_fine = not isinstance(tensor, nn.Parameter) and not kind.startswith("running_")
-            sound[layer, kind] = (~torch.isnan(tensor) if infinite_is_fine else torch.isfinite(tensor)).all()
-    # One question to a GPU, not one a tensor.
-    together = len({answer.device for answer in sound.values()}) == 1
-    flags = torch.stack(list(sound.values())).tolist() if together else [bool(answer) for answer in sound.values()]
-    for (layer, kind), fine in zip(sound, flags, strict=True):
-        if not fine:
+    real = {name: tensor for name, tensor in named if tensor.is_floating_point() and tensor.layout == torch.strided}
+    # All at once first: a GPU would be asked twice for every tensor otherwise.
+    if bool(torch.isfinite(get_total_norm(list(real.values()), math.inf))):
+        return
+    for name, tensor in real.items():
+        layer, _, kind = name.rpartition(".")
+        # A mask kept in a buffer may rightly be infinite; a weight may not.
+        infinite_is_fine = not isinstance(tensor, nn.Parameter) and not kind.startswith("running_")
+        sound = ~torch.isnan(tensor) if infinite_is_fine else torch.isfinite(tensor)
+        if not bool(sound.all()):
             raise LeanconvError(
                 f"layer {layer!r} has NaN or infinite values in its {kind}; repair or retrain the network first."
             )
@@ -79,6 +83,20 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
         raise LeanconvError(
             f"the model cannot be copied ({type(error).__name__}: {error}); copy.deepcopy(model) must work."
         ) from error
+
+
+@contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Python's garbage collector looks through all objects there are every now and then, a tenth of a second with a
+    few libraries loaded; those from before need no looking at. Left alone if the user has frozen some."""
+    ours = gc.get_freeze_count() == 0
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
 
 
 @contextmanager

@@ -205,11 +205,8 @@ class Script:
             return None
         other = taken[0] if taken[1] == tail.output else taken[1]
         form, wanted = tape.forms[other], tape.forms[total]
-        if other in (tail.output, *tape.constants) or (form.shape, form.stride, form.dtype) != (
-            wanted.shape,
-            wanted.stride,
-            wanted.dtype,
-        ):
+        alike = (form.shape, form.stride, form.dtype) == (wanted.shape, wanted.stride, wanted.dtype)
+        if not alike or other == tail.output or other in tape.constants:
             return None
         # Whoever reads the shortcut's memory later must not find the layer's share in it; unless it was meant to.
         later = (slot for behind in tape.operations[number:] for slot in behind.taken if slot != total)
