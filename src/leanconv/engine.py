@@ -7,6 +7,7 @@ are shared out over the processes of the team, whose lead does the solving.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -214,6 +215,7 @@ class Engine:
                 fit = self.team.share(fit)
                 with self.clock.stage("solving"):
                     put(name, fit)
+                    gc.collect(1)  # young objects only: see quiet_collector
                 errors[name] = fit.error
                 stage.advance()
                 stage.label(f"{number}/{len(probes)} {describe(name)}")

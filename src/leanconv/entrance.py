@@ -88,15 +88,14 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
 @contextmanager
 def quiet_collector() -> Iterator[None]:
     """Python's garbage collector looks through all objects there are every now and then, a tenth of a second with a
-    few libraries loaded; those from before need no looking at. Left alone if the user has frozen some."""
-    ours = gc.get_freeze_count() == 0
-    if ours:
-        gc.freeze()
+    few libraries loaded. Inside the block it looks at new ones only, and only when asked (``gc.collect(1)``)."""
+    running = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        if ours:
-            gc.unfreeze()
+        if running:
+            gc.enable()
 
 
 @contextmanager
