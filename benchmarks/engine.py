@@ -190,6 +190,16 @@ def machine(device: str) -> str:
     return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
+def command_line(options: argparse.Namespace) -> str:
+    """What prints this again, wherever it is written to."""
+    words = ["python", "benchmarks/engine.py", "--device", options.device, "--images", str(options.images)]
+    words += ["--batch", str(options.batch), "--networks", *options.networks]
+    for name in ("scaling", "budgets"):
+        values = [str(value) for value in getattr(options, name)]
+        words += [f"--{name}", *values] if values else []
+    return " ".join([*words, *(["--name", options.name] if options.name else [])])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -209,7 +219,7 @@ def main() -> None:
         return
     data: dict[str, Any] = {
         "machine": machine(options.device),
-        "command": " ".join(["python", "benchmarks/engine.py", *sys.argv[1:]]),
+        "command": command_line(options),
         "networks": [],
         "scaling": [],
         "budgets": budget_rows(options) if options.budgets else [],

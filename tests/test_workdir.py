@@ -65,13 +65,16 @@ def test_a_workdir_changes_no_bit(tmp_path: Path) -> None:
     assert_equal(run(None), run(tmp_path / "work"))
 
 
+@pytest.mark.parametrize("asymmetric", [True, False])
 @pytest.mark.parametrize("sites", [1, 2, 3])
-def test_a_run_goes_on_where_it_stopped(sites: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(None)
-    killed_after(sites, monkeypatch, tmp_path)
+def test_a_run_goes_on_where_it_stopped(
+    sites: int, asymmetric: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(None, asymmetric=asymmetric)
+    killed_after(sites, monkeypatch, tmp_path, asymmetric=asymmetric)
     monkeypatch.setattr(engine_module.Engine, "_observed", None)  # the original is not run again
-    assert_equal(whole, run(tmp_path))
-    assert_equal(whole, run(tmp_path))  # finished: nothing is left to do
+    assert_equal(whole, run(tmp_path, asymmetric=asymmetric))
+    assert_equal(whole, run(tmp_path, asymmetric=asymmetric))  # finished: nothing is left to do
     assert not [name for name in files(tmp_path) if name.endswith(".part")]
 
 

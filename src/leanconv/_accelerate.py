@@ -137,7 +137,7 @@ def _begin(
     work: Workdir | None, model: nn.Module, batches: Batches, options: Options, team: Team, device: torch.device
 ) -> None:
     """Check the arguments against what the folder holds."""
-    shares = team.gather_words(digest_of_images(batches))
+    shares = team.words(digest_of_images(batches))
     if work is not None:
         images = hashlib.sha256(repr(sorted(item for share in shares for item in share)).encode()).hexdigest()
         work.begin({"model": digest_of_model(model), "images": images, "device": device.type}, options)

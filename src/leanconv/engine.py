@@ -189,7 +189,7 @@ class Engine:
         ``solve`` makes a fit, at the lead; ``put`` puts it into the network, everywhere. ``dense``: the original's
         probes of all sites, those that stay as they are too.
         """
-        done: dict[str, Fit] = self.team.share(self._solved() if self.team.lead else None)
+        done = self.restored()
         for name, known in done.items():
             put(name, known)
         errors = {name: known.error for name, known in done.items()}
@@ -210,9 +210,7 @@ class Engine:
                         fit = solve(name, targets.get(name), self._whole(name, pieces))
                         del pieces
                         targets.drop(name)
-                    if self.work is not None:
-                        self.work.keep_solved(number, name, fit)
-                fit = self.team.share(fit)
+                fit = self.kept(number, name, fit)
                 with self.clock.stage("solving"):
                     put(name, fit)
                     gc.collect(1)  # young objects only: see quiet_collector
@@ -221,8 +219,15 @@ class Engine:
                 stage.label(f"{number}/{len(probes)} {describe(name)}")
         return errors
 
-    def _solved(self) -> dict[str, Fit]:
-        return {} if self.work is None else self.work.solved(self.device)
+    def restored(self) -> dict[str, Fit]:
+        """The sites an earlier process has solved."""
+        return self.team.share({} if self.work is None else self.work.solved(self.device))
+
+    def kept(self, number: int, name: str, fit: Fit | None) -> Fit:
+        """The lead's ``fit``, everywhere, and in the workdir."""
+        if self.work is not None and fit is not None:
+            self.work.keep_solved(number, name, fit)
+        return self.team.share(fit)
 
     def _stream(self, probes: dict[str, Probe], dense: list[Probe]) -> Stream:
         """The stream cut into parts where it can be, the same way on every process."""
@@ -244,7 +249,7 @@ class Engine:
                 )
             except CannotCut as error:
                 reason = str(error)
-        reasons = [said for said in self.team.gather_words(reason) if said is not None]
+        reasons = [said for said in self.team.words(reason) if said is not None]
         if made is not None and not reasons:
             return made
         if self.team.lead:

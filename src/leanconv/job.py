@@ -126,6 +126,7 @@ class Job:
             splits=splits,
             takers={name: with_changes(spectra.dense[name], own_output=False) for name in takers},
         ).run()
+        spectra.targets.close()
         changes = {name: change_of(site, plan[name]) for name, site in self.sites.items()}
         changes |= {name: _taking(site) for name, site in takers.items()}
         for giver, taker in sorted(pairs, key=lambda pair: self.sites[pair[0]].index):

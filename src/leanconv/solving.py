@@ -52,24 +52,25 @@ class Solving:
 
     def _symmetric(self) -> dict[str, float]:
         """Every site fitted to the original's inputs."""
-        engine, errors = self.engine, {}
+        engine, done = self.engine, self.engine.restored()
+        todo = [probe for name, probe in self.probes.items() if name not in done]
         inputs: dict[str, Responses] = {}
-        if self.splits:
-            inputs = engine.again(list(self.probes.values()), self.engine.original, "split filters")
+        if self.splits and todo:
+            inputs = engine.again(todo, engine.original, "split filters")
         with engine.reporter.stage("solving", len(self.probes)) as stage:
             for number, name in enumerate(self.probes, 1):
-                fit: Fit | None = None
-                if engine.team.lead:
-                    with engine.clock.stage("solving"):
-                        target = self.targets.get(name)
-                        fit = self._fit(name, target, inputs.pop(name, target))
-                        self.targets.drop(name)
-                fit = engine.team.share(fit)
-                self._put(name, fit)
-                errors[name] = fit.error
+                if name not in done:
+                    fit: Fit | None = None
+                    if engine.team.lead:
+                        with engine.clock.stage("solving"):
+                            target = self.targets.get(name)
+                            fit = self._fit(name, target, inputs.pop(name, target))
+                            self.targets.drop(name)
+                    done[name] = engine.kept(number, name, fit)
+                self._put(name, done[name])
                 stage.advance()
                 stage.label(f"{number}/{len(self.probes)} {self._describe(name)}")
-        return errors
+        return {name: fit.error for name, fit in done.items()}
 
     def _measured(self, probes: dict[str, Probe]) -> dict[str, float]:
         """Errors of ``probes`` in the accelerated network as it stands."""

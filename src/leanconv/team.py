@@ -39,7 +39,7 @@ class Team:
 
     def same(self, what: str, value: T) -> None:
         """Refuse to go on where processes were given different things."""
-        values = self._words(value)
+        values = self.words(value)
         for rank, other in enumerate(values):
             if other != values[0]:
                 raise LeanconvError(
@@ -81,16 +81,13 @@ class Team:
                 pieces = [*pieces, (first, Responses(y, self._receive(shape, dtype, rank) if adds else None))]
         return sorted(pieces, key=lambda piece: piece[0])
 
-    def gather_words(self, value: T) -> list[T]:
-        """Everybody's small ``value``, everywhere, in the order of ranks."""
-        return self._words(value)
-
     def _receive(self, shape: Any, dtype: torch.dtype, rank: int) -> Tensor:
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         dist.recv(tensor, rank)
         return tensor
 
-    def _words(self, value: T) -> list[T]:
+    def words(self, value: T) -> list[T]:
+        """Everybody's small ``value``, everywhere, in the order of ranks."""
         if self.world == 1:
             return [value]
         self._well()
