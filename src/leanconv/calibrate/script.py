@@ -130,6 +130,8 @@ class Script:
         if tape.obstacle:
             raise CannotCut(tape.obstacle)
         self._tape, self._wanted = tape, wanted
+        # The last operation that reads each slot.
+        self._read = {slot: number for number, operation in enumerate(tape.operations) for slot in operation.taken}
         self.stops: dict[str, Stop] = {}
         self._steps: list[Any] = []
         self._write(list(sites))
@@ -200,7 +202,7 @@ class Script:
         tape, (site, total) = self._tape, found[0]
         tail, operation = tape.calls.get(site.tail), tape.operations[number - 1]
         added = operation.function in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
-        taken = list(operation.taken)
+        taken = operation.taken
         if len(found) > 1 or site.adds > 1 or not added or tail is None or tail.output not in taken or len(taken) != 2:
             return None
         other = taken[0] if taken[1] == tail.output else taken[1]
@@ -209,7 +211,7 @@ class Script:
         if not alike or other == tail.output or other in tape.constants:
             return None
         # Whoever reads the shortcut's memory later must not find the layer's share in it; unless it was meant to.
-        later = (slot for behind in tape.operations[number:] for slot in behind.taken if slot != total)
+        later = (slot for slot, last in self._read.items() if last >= number and slot != total)
         copy = any(tape.forms[slot].storage == form.storage for slot in later)
         return _Shortcut(other, total, copy and other != total)
 

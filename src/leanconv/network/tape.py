@@ -54,16 +54,13 @@ class Slot(int):
 
 @dataclass(frozen=True)
 class Operation:
-    """``function(*args, **kwargs)`` with slots for tensors; ``made``: the slots of the tensors it returns."""
+    """``function(*args, **kwargs)`` with slots for tensors; those ``taken`` and those it returns, ``made``."""
 
     function: Any
     args: Any
     kwargs: Any
+    taken: tuple[int, ...]
     made: tuple[int, ...]
-
-    @property
-    def taken(self) -> Iterator[int]:
-        return _slots((self.args, self.kwargs))
 
 
 @dataclass
@@ -146,10 +143,10 @@ class Recorder(TorchDispatchMode):
         self.tape.obstacle = _obstacle(func, args, kwargs)
         if self.tape.obstacle:
             return func(*args, **kwargs)
-        taken = map_tensors(self._slot, (args, kwargs))
+        given: tuple[Any, Any] = map_tensors(self._slot, (args, kwargs))
         result = func(*args, **kwargs)
         made = tuple(self._made(tensor) for tensor in tensors(result))
-        self.tape.operations.append(Operation(func, taken[0], taken[1], made))
+        self.tape.operations.append(Operation(func, *given, tuple(_slots(given)), made))
         return result
 
     def enter(self, path: str, x: Tensor) -> None:
