@@ -146,7 +146,12 @@ class Remembers(nn.Module):
         return self.body(x / scale)
 
 
-@pytest.mark.parametrize("kind", [Counts, Remembers])
+class Lists(Remembers):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x / max(x.abs().amax((1, 2, 3)).tolist()))
+
+
+@pytest.mark.parametrize("kind", [Counts, Remembers, Lists])
 def test_what_cannot_be_cut_is_run_again_and_said_once(
     kind: type[nn.Module], images: Tensor, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -210,8 +215,9 @@ def test_tensors_that_share_memory_still_do_when_unpacked(tmp_path: object) -> N
     base = torch.randn(4, 6)
     env = {0: base, 1: base[:, ::2], 2: base.T, 3: torch.randn(3).to(torch.float64), 4: torch.empty(0)}
     cpu = torch.device("cpu")
-    folder = Memory(cpu, None).folder
-    for packed in [Packed.of(env), Packed.of(env).moved(cpu), *([Packed.of(env).written(folder)] if folder else [])]:
+    memory = Memory(cpu, None)
+    written = [Packed.of(env).written(memory) for _ in range(2)] if memory.folder else []
+    for packed in [Packed.of(env), Packed.of(env).moved(cpu), *written]:
         found = packed.unpacked(cpu)
         assert all(torch.equal(found[slot], tensor) for slot, tensor in env.items())
         found[0].add_(1)
@@ -242,10 +248,74 @@ def test_out_of_memory_halves_the_batch_and_goes_on(images: Tensor, caplog: pyte
     assert_same(large, small)
 
 
+class Quarters(nn.Module):
+    """Its layers run on four rows an image; and out of memory the first time a batch of eight comes by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.calls = plain_network(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += len(x) == 8
+        if self.calls == 2 and len(x) == 8:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        tiles = torch.cat([part for half in x.chunk(2, 2) for part in half.chunk(2, 3)])
+        return self.body(tiles)
+
+
+def test_after_running_out_of_memory_both_streams_look_at_the_same_places(images: Tensor) -> None:
+    """Even where rows are not images: the pass begins anew."""
+    model = Quarters().double().eval()
+    found = run(model, list(images.split(8)))
+    model.calls = -(10**6)
+    expected = run(model, list(images.split(4)))
+    for a, b in zip(found.layers, expected.layers, strict=True):
+        assert a.error == pytest.approx(b.error, rel=0.1)
+
+
+def test_a_loader_that_gives_more_than_it_says(images: Tensor) -> None:
+    from torch.utils.data import DataLoader
+
+    def doubled(items: list[Tensor]) -> Tensor:
+        batch = torch.stack(items)
+        return torch.cat([batch, batch.flip(3)])
+
+    model = plain_network().double()
+    found = run(model, DataLoader(images, batch_size=8, collate_fn=doubled))  # type: ignore[arg-type]
+    expected = run(model, [torch.cat([batch, batch.flip(3)]) for batch in images.split(8)])
+    assert found.images == expected.images == 48
+    for a, b in zip(found.layers, expected.layers, strict=True):
+        assert a.error == pytest.approx(b.error, rel=0.1)
+
+
+def test_images_of_several_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    """A tape that serves any number of images of one size need not serve those of another."""
+
+    class Evens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = plain_network()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[3] % 2:
+                x = torch.cat([x, x.new_zeros(x.shape[0], x.shape[1], x.shape[2], 1)], 3)
+            return self.body(x)
+
+    batches = [smooth_images(8, 16), smooth_images(4, 16)[..., :15], smooth_images(3, 16)[..., :15]]
+    assert run(Evens().eval(), batches).speedup >= 2.0
+
+
 def test_out_of_memory_on_one_image_is_raised(images: Tensor) -> None:
-    batches = take([images[:1]])
+    class Never(Hungry):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.most = 10**6 if self.calls < 20 else 0
+            return super().forward(x)
+
     with pytest.raises(torch.OutOfMemoryError):
-        batches.each(lambda batch: Hungry(0)(batch.pieces[0]))
+        run(Never(0).double().eval(), list(images.repeat(4, 1, 1, 1).split(3)), scheme="spatial")
 
 
 def test_a_loader_is_read_while_the_network_runs(images: Tensor) -> None:

@@ -124,6 +124,16 @@ leanconv.accelerate(plain_network(), list(smooth_images(40 + 8 * rank, 32).split
     assert all("process 1 was given other images than process 0 (48 against 40)" in said for _, said in outcome)
 
 
+def test_processes_with_other_arguments_are_told(tmp_path: Path) -> None:
+    text = f"""
+workdir = {str(tmp_path / "work")!r} if rank == 0 else None
+leanconv.accelerate(plain_network(), smooth_images(40, 32), 2.0, progress=False, workdir=workdir)
+"""
+    outcome = together(text)
+    assert [code for code, _ in outcome] == [1, 1]
+    assert all("process 1 was given other arguments than process 0" in said for _, said in outcome)
+
+
 def test_alone_there_is_nothing_to_exchange() -> None:
     team = Team(torch.device("cpu"))
     assert team.lead

@@ -57,6 +57,16 @@ def killed_after(sites: int, monkeypatch: pytest.MonkeyPatch, folder: Path, **ot
             run(folder, **other)
 
 
+def original_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = engine_module.Engine.responses
+
+    def guarded(self: engine_module.Engine, network: nn.Module, probes: object, title: str, *more: object) -> object:
+        assert title != "original network"
+        return usual(self, network, probes, title, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine_module.Engine, "responses", guarded)
+
+
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -72,7 +82,7 @@ def test_a_run_goes_on_where_it_stopped(
 ) -> None:
     whole = run(None, asymmetric=asymmetric)
     killed_after(sites, monkeypatch, tmp_path, asymmetric=asymmetric)
-    monkeypatch.setattr(engine_module.Engine, "_observed", None)  # the original is not run again
+    original_is_not_measured(monkeypatch)
     assert_equal(whole, run(tmp_path, asymmetric=asymmetric))
     assert_equal(whole, run(tmp_path, asymmetric=asymmetric))  # finished: nothing is left to do
     assert not [name for name in files(tmp_path) if name.endswith(".part")]
@@ -95,8 +105,11 @@ def test_a_half_written_file_is_cleared_away(tmp_path: Path, monkeypatch: pytest
         ({"skip": ["7"]}, "skip=None, but skip="),
         ({"samples": 1000}, "samples=2000, but samples=1000 was given"),
         ({"seed": 1}, "seed=0, but seed=1 was given"),
-        ({"model": plain_network((8, 8, 8))}, "with other weights; give the same again, or another workdir"),
-        ({"images": smooth_images(24, seed=1)}, "with other images; give the same again, or another workdir"),
+        ({"model": plain_network((8, 8, 8))}, "with other weights or layers; give the same again, or another workdir"),
+        (
+            {"images": smooth_images(24, seed=1)},
+            "with other images or batches; give the same again",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -120,7 +133,7 @@ def test_a_second_run_uses_the_statistics(
 ) -> None:
     expected = run(None, **changed)
     run(tmp_path)
-    monkeypatch.setattr(engine_module.Engine, "_observed", None)
+    original_is_not_measured(monkeypatch)
     second = run(tmp_path, **changed)
     assert_equal(expected, second)
     assert "original network" not in second.seconds
@@ -139,6 +152,25 @@ def test_two_processes_do_not_share_a_workdir(tmp_path: Path) -> None:
         run(tmp_path)
     first.close()
     run(tmp_path)
+
+
+def test_a_folder_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "films").mkdir()
+    for name in ("photo.jpg", "films/film.part"):
+        (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(LeanconvError, match="holds other files and no earlier run; give a new or empty folder"):
+        run(tmp_path)
+    assert files(tmp_path) == {"photo.jpg", "films/film.part"}
+
+
+def test_the_same_weights_in_other_layers_are_another_model(tmp_path: Path) -> None:
+    run(tmp_path)
+    other = plain_network()
+    for number, module in enumerate(other):
+        if isinstance(module, nn.ReLU):
+            other[number] = nn.GELU()
+    with pytest.raises(LeanconvError, match="other weights or layers"):
+        run(tmp_path, other)
 
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ def accelerate(
             with clock.stage("preparing"):
                 batches = take(images, rank=team.rank, world=team.world)
                 job = Job.prepare(model, batches.sample(), options, place)
+                team.same("arguments", [options.to_json(), workdir is None])
                 team.same("images", batches.images)
                 if team.world > 1:
                     team.same("weights", digest_of_model(model))
@@ -114,6 +115,7 @@ def accelerate(
                 result.model.to(device_of(model))
                 if work is not None:
                     work.finish()
+                team.words("done")  # who fails up to here ends all
                 return result
         except Failed:
             raise

@@ -8,17 +8,17 @@ are shared out over the processes of the team, whose lead does the solving.
 from __future__ import annotations
 
 import gc
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from leanconv.calibrate.batches import Batch, Batches
+from leanconv.calibrate.batches import Batch, Batches, log, out_of_memory
 from leanconv.calibrate.cutting import Cutting, cutting, tape_of
 from leanconv.calibrate.memory import Memory
 from leanconv.calibrate.observe import observe
@@ -38,10 +38,8 @@ from leanconv.workdir import Workdir
 
 # On a CPU batches are cut so that the largest tensor of a pass has about so many bytes.
 CACHED = 16 << 20
-# On a GPU they are joined until it has about so many, if there is room for many such.
+# On a GPU they are joined until it has about so many, if it has room for many such.
 LAUNCH = 1 << 30
-
-log = logging.getLogger("leanconv")
 
 Solve = Callable[[str, Responses, Responses], Fit]  # layer, target, given
 
@@ -106,37 +104,52 @@ class Engine:
             self.batches.cut(1 << max(0, (CACHED // largest).bit_length() - 1))
         elif self.device.type == "cuda":
             # Few large launches: Python takes longer to ask for a small one than the GPU to do it.
-            free = torch.cuda.mem_get_info(self.device)[0]
-            self.batches.join(max(1, min(LAUNCH, free // 64) // largest))
+            there = torch.cuda.get_device_properties(self.device).total_memory
+            self.batches.join(max(1, min(LAUNCH, there // 64) // largest))
 
     def targets(self, probes: list[Probe]) -> Samples:
         """Responses of the original network; at the lead, the others have none."""
-        known = {} if self.work is None else self.work.described()
+        known, largest = ({}, None) if self.work is None else self.work.described()
         names = [probe.site.name for probe in probes]
         if self.team.share(all(name in known for name in names)):
+            if largest := self.team.share(largest):  # batches as they were
+                self.batches.cut(largest)
             if self.work is None:  # the lead has them
                 return Samples(self.memory)
             return Samples.stored(self.memory, self.work.samples, {name: known[name] for name in names})
-        with self.clock.stage("original network"):
-            if self.work is None:
-                return self._observed(probes, Samples(self.memory))
-            with self.work.new_samples() as folder:
-                found = self._observed(probes, Samples(self.memory, folder))
-                self.work.describe(found.facts())
-            return found
+        if self.work is None:
+            return self.responses(self.original, probes, "original network")
+        with self.work.new_samples() as folder:
+            found = self.responses(self.original, probes, "original network", folder)
+            self.work.describe(found.facts(), self.batches.largest)
+        return found
 
-    def _observed(self, probes: list[Probe], samples: Samples) -> Samples:
-        alone = self.team.world == 1
+    def responses(self, network: nn.Module, probes: list[Probe], title: str, folder: Path | None = None) -> Samples:
+        """Responses of ``probes`` over all images, at the lead. Where the device runs out of memory batches are halved,
+        and the pass begins anew: what was seen in other batches is not quite the same."""
+        while True:
+            samples = Samples(self.memory, folder)
+            try:
+                with self.clock.stage(title):
+                    self._observed(network, probes, title, samples)
+                return samples
+            except Exception as error:
+                samples.close()
+                if self.team.world > 1 or not out_of_memory(error) or not self.batches.halve():
+                    raise
+
+    def _observed(self, network: nn.Module, probes: list[Probe], title: str, samples: Samples) -> None:
         assert self.cutting is not None
-        walk = Walk(self.original, self.positions, self.inputs, self.tapes, probes)
-        cut = self.cutting.reason is None
+        alone = self.team.world == 1
+        walk = Walk(network, self.positions, self.inputs, self.tapes, probes)
+        cut = self.cutting.reason is None and network is self.original
         mine: dict[str, list[Piece]] = {probe.site.name: [] for probe in probes}
         if self.team.lead:
             for probe in probes:
                 samples.expect(probe.site.name, **self._expected(probe))
-        with self.reporter.stage("original network", self.batches.steps) as stage:
+        with self.reporter.stage(title, self.batches.steps) as stage:
             observe(
-                self.original,
+                network,
                 self.batches,
                 probes,
                 positions=self.positions,
@@ -150,7 +163,6 @@ class Engine:
             for name in list(mine):
                 for first, found in self.team.gather(mine.pop(name)):
                     samples.add(name, first, found)
-        return samples
 
     def _expected(self, probe: Probe) -> dict[str, Any]:
         """Of a site's sampled responses, about."""
@@ -158,22 +170,6 @@ class Engine:
         rows = self.batches.images * self.positions.count(site.positions)
         width = site.geometry.out_channels
         return {"rows": rows, "width": width, "dtype": probe.weight.dtype, "adds": bool(site.adds)}
-
-    def again(self, probes: list[Probe], network: nn.Module, title: str) -> dict[str, Responses]:
-        """Responses of other probes in one more pass; at the lead."""
-        found: dict[str, list[Piece]] = {probe.site.name: [] for probe in probes}
-        with self.clock.stage(title), self.reporter.stage(title, self.batches.steps) as stage:
-            observe(
-                network,
-                self.batches,
-                probes,
-                positions=self.positions,
-                device=self.device,
-                take=lambda name, first, responses: found[name].append((first, responses)),
-                step=stage.advance,
-            )
-        gathered = {name: self.team.gather(found.pop(name)) for name in list(found)}
-        return {name: self._whole(name, pieces) for name, pieces in gathered.items() if self.team.lead}
 
     def solve(
         self,

@@ -176,7 +176,7 @@ class Job:
         engine.look(list(dense.values()))
         targets = engine.targets(list(dense.values()))
         with engine.clock.stage("statistics"):
-            spectra = Spectra(dense, targets, self.options.scheme, engine.work if engine.team.lead else None)
+            spectra = Spectra(dense, targets, self.options.scheme, engine.work)
             if engine.team.lead:
                 spectra.measure()
         with engine.clock.stage("choosing ranks"):

@@ -54,9 +54,9 @@ class Solving:
         """Every site fitted to the original's inputs."""
         engine, done = self.engine, self.engine.restored()
         todo = [probe for name, probe in self.probes.items() if name not in done]
-        inputs: dict[str, Responses] = {}
+        inputs = self.targets
         if self.splits and todo:
-            inputs = engine.again(todo, engine.original, "split filters")
+            inputs = engine.responses(engine.original, todo, "split filters")
         with engine.reporter.stage("solving", len(self.probes)) as stage:
             for number, name in enumerate(self.probes, 1):
                 if name not in done:
@@ -64,8 +64,9 @@ class Solving:
                     if engine.team.lead:
                         with engine.clock.stage("solving"):
                             target = self.targets.get(name)
-                            fit = self._fit(name, target, inputs.pop(name, target))
+                            fit = self._fit(name, target, target if inputs is self.targets else inputs.get(name))
                             self.targets.drop(name)
+                            inputs.drop(name)
                     done[name] = engine.kept(number, name, fit)
                 self._put(name, done[name])
                 stage.advance()
@@ -76,8 +77,12 @@ class Solving:
         """Errors of ``probes`` in the accelerated network as it stands."""
         if not probes:
             return {}
-        seen = self.engine.again(list(probes.values()), self.engine.accelerated, "measuring")
-        errors = {name: measure(probes[name].site, self.targets.get(name), found) for name, found in seen.items()}
+        seen = self.engine.responses(self.engine.accelerated, list(probes.values()), "measuring")
+        errors: dict[str, float] | None = None
+        if self.engine.team.lead:
+            errors = {
+                name: measure(probe.site, self.targets.get(name), seen.get(name)) for name, probe in probes.items()
+            }
         return self.engine.team.share(errors)
 
     def _fit(self, name: str, target: Responses, given: Responses) -> Fit:

@@ -75,16 +75,17 @@ class Team:
                     if tensor is not None:
                         dist.send(tensor.contiguous().to(self._device), 0)
             return []
+        everybody = list(pieces)
         for rank in range(1, self.world):
             for first, shape, dtype, adds in known[rank]:
                 y = self._receive(shape, dtype, rank)
-                pieces = [*pieces, (first, Responses(y, self._receive(shape, dtype, rank) if adds else None))]
-        return sorted(pieces, key=lambda piece: piece[0])
+                everybody.append((first, Responses(y, self._receive(shape, dtype, rank) if adds else None)))
+        return sorted(everybody, key=lambda piece: piece[0])
 
     def _receive(self, shape: Any, dtype: torch.dtype, rank: int) -> Tensor:
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         dist.recv(tensor, rank)
-        return tensor
+        return tensor.to(self._home)
 
     def words(self, value: T) -> list[T]:
         """Everybody's small ``value``, everywhere, in the order of ranks."""

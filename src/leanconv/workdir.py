@@ -27,6 +27,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from leanconv._version import __version__
 from leanconv.calibrate.batches import Batches
 from leanconv.errors import LeanconvError
 from leanconv.fit import Fit
@@ -39,9 +40,11 @@ VERSION = 1
 STATE, SAMPLES, FACTS = "leanconv-work.json", "statistics", "statistics/facts.json"
 SPECTRA, SOLVED = "spectra.json", "solved"
 PART = ".part"  # the end of the name of what is being written
+OLD = ".old"  # and of what is being removed
+OWN = (STATE, SAMPLES, SPECTRA, f"{SAMPLES}{OLD}", f"{SOLVED}{OLD}")  # all that may be so called
 
 # Arguments the statistics depend on.
-BASIS = ("model", "images", "device", "samples", "seed")
+BASIS = ("model", "images", "device", "samples", "seed", "leanconv", "torch")
 
 
 class Workdir:
@@ -62,20 +65,24 @@ class Workdir:
             raise LeanconvError(
                 f"workdir={str(folder)!r} is in use by another process; wait for it or give another folder."
             ) from None
-        for left in self.folder.rglob(f"*{PART}"):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-        if not (self.folder / STATE).exists() and any(self.folder.iterdir()):
+        parts = [self.folder / f"{name}{PART}" for name in OWN] + list((self.folder / SOLVED).glob(f"*{PART}"))
+        if not (self.folder / STATE).exists() and any(item not in parts for item in self.folder.iterdir()):
             self.close()
             raise LeanconvError(
                 f"workdir={str(folder)!r} holds other files and no earlier run; give a new or empty folder."
             )
+        for left in parts:  # of a process that was killed
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink(missing_ok=True)
 
     def close(self) -> None:
         os.close(self._lock)
 
     def begin(self, given: dict[str, Any], options: Options) -> None:
         """Start a run of these arguments or go on with it; refuse, by name, what does not go with what is here."""
-        wanted = {**given, **options.to_json()}
+        wanted = {**given, "leanconv": __version__, "torch": torch.__version__, **options.to_json()}
         run = {key: value for key, value in wanted.items() if key not in BASIS}
         known = self._load(STATE)
         if known is not None:
@@ -93,12 +100,13 @@ class Workdir:
         self._store(STATE, {**self._state, "finished": True})
 
     def _compare(self, wanted: dict[str, Any], known: dict[str, Any], what: str) -> None:
+        words = {"model": "weights or layers", "images": "images or batches"}
         for key, value in wanted.items():
             if value != known.get(key):
                 if key in ("model", "images"):
                     raise LeanconvError(
-                        f"workdir={str(self.folder)!r} holds {what} with other {'weights' if key == 'model' else key}; "
-                        "give the same again, or another workdir."
+                        f"workdir={str(self.folder)!r} holds {what} with other {words[key]}; give the same again, "
+                        "or another workdir."
                     )
                 raise LeanconvError(
                     f"workdir={str(self.folder)!r} holds {what} with {key}={known.get(key)!r}, but {key}={value!r} was "
@@ -120,13 +128,14 @@ class Workdir:
     def samples(self) -> Path:
         return self.folder / SAMPLES
 
-    def describe(self, facts: dict[str, Any]) -> None:
-        """What the files in the new folder are."""
-        self._store(FACTS.replace(SAMPLES, f"{SAMPLES}{PART}"), {"sites": facts})
+    def describe(self, sites: dict[str, Any], largest: int | None) -> None:
+        """What the files in the new folder are, and what batches were cut to."""
+        self._store(FACTS.replace(SAMPLES, f"{SAMPLES}{PART}"), {"sites": sites, "largest": largest})
 
-    def described(self) -> dict[str, Any]:
-        """What the files of an earlier run are; nothing where there are none."""
-        return (self._load(FACTS) or {"sites": {}})["sites"]  # type: ignore[no-any-return]
+    def described(self) -> tuple[dict[str, Any], int | None]:
+        """As an earlier run described it; nothing where there is nothing."""
+        facts = self._load(FACTS) or {"sites": {}, "largest": None}
+        return facts["sites"], facts["largest"]
 
     def keep_spectra(self, spectra: dict[str, Any]) -> None:
         self._store(SPECTRA, {"spectra": spectra})
@@ -183,7 +192,7 @@ class Workdir:
     def _remove(self, name: str) -> None:
         """Renamed first: a folder is there or not, never half."""
         with contextlib.suppress(FileNotFoundError):
-            gone = self.folder / f"{name}.old{PART}"
+            gone = self.folder / f"{name}{OLD}{PART}"
             (self.folder / name).rename(gone)
             shutil.rmtree(gone)
 
@@ -212,12 +221,11 @@ class Workdir:
 
 
 def digest_of_model(model: nn.Module) -> str:
-    """Names, shapes and numbers of everything the network keeps."""
-    total = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        if isinstance(tensor, Tensor):
-            total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            _add(total, tensor)
+    """Its layers as they print, and names, shapes and numbers of everything the network keeps."""
+    total = hashlib.sha256(repr(model).encode())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        _add(total, tensor)
     return total.hexdigest()
 
 

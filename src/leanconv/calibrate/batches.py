@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,30 +99,14 @@ class Batches:
     def sample(self) -> Any:
         """Two images where there are two: a network that loops over its batch then shows that it does."""
         first = next(iter(self), None)
+        if first is None and self._world == 1:
+            raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
         if first is None:
             raise LeanconvError(
                 f"there are fewer batches of images than the {self._world} processes; give smaller batches or run "
                 "fewer processes."
             )
         return _images(first.pieces[0], 0, 2)
-
-    def each(self, work: Callable[[Batch], None]) -> None:
-        """Do ``work`` on every batch. Where the device runs out of memory, batches are halved and work goes on."""
-        done = -1
-        while True:
-            for batch in self:
-                if batch.first <= done:
-                    continue
-                try:
-                    work(batch)
-                except Exception as error:
-                    if not out_of_memory(error) or batch.size == 1:
-                        raise
-                    self._halve(batch.size)
-                    break
-                done = batch.first + batch.size - 1
-            else:
-                return
 
     def cut(self, largest: int) -> None:
         """No batch of more than ``largest`` images from now on."""
@@ -159,11 +143,21 @@ class Batches:
         self._open = None
         return True
 
-    def _halve(self, size: int) -> None:
+    @property
+    def largest(self) -> int | None:
+        """What batches are cut to, if they are."""
+        return self._largest
+
+    def halve(self) -> bool:
+        """For a device that has run out of memory; False if that is no way out."""
+        size = max((batch.size for batch in self._items), default=1)
+        if size == 1:
+            return False
         log.warning("out of memory with %d images a batch; going on with %d.", size, -(-size // 2))
         self.cut(-(-size // 2))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        return True
 
     def _pull(self) -> bool:
         """Read on to this rank's next batch; False at the end."""
@@ -172,6 +166,7 @@ class Batches:
                 found = next(self._source)
             except StopIteration:
                 self._source = None
+                self.images = self._read if self._world == 1 else self.images
                 break
             if isinstance(found, Placed):  # this rank's already
                 self._read = found.first + len(found.images)
@@ -260,7 +255,10 @@ def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
 def _count(images: Any) -> int | None:
     """How many images there are, where that can be told without reading them."""
     if isinstance(images, DataLoader) and images.batch_size and not isinstance(images.dataset, IterableDataset):
-        count = len(images.sampler)  # type: ignore[arg-type]
+        try:
+            count = len(images.sampler)  # type: ignore[arg-type]
+        except TypeError:
+            return None
         return count // images.batch_size * images.batch_size if images.drop_last else count
     return images.images if isinstance(images, Pictures) else None
 

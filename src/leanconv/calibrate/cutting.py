@@ -72,7 +72,7 @@ def cutting(model: nn.Module, sample: Any, probes: Sequence[Probe], device: torc
 
     The network is taped on one image and replayed on all. Every site must then receive what it does in a plain run,
     and have the same added to it, but for rounding. If not, batches matter: it is taped on the sample and replayed on
-    another, made of the same numbers in other places.
+    another.
     """
     try:
         with exact_products(), torch.no_grad():
@@ -81,7 +81,7 @@ def cutting(model: nn.Module, sample: Any, probes: Sequence[Probe], device: torc
                 if found is not None:
                     return found
             size = len(sample) if isinstance(sample, (list, Tensor)) else len(next(tensors(sample)))
-            other = map_tensors(lambda tensor: tensor.flip(0).roll(1, -1), sample)
+            other = map_tensors(_other, sample)
             wanted: dict[str, Seen] = {}
             _pass(model, Batch(0, size, (other,)), probes, device, wanted)
             tape = tape_of(model, Batch(0, size, (sample,)), probes, device)
@@ -96,6 +96,12 @@ def cutting(model: nn.Module, sample: Any, probes: Sequence[Probe], device: torc
             raise
         said = " ".join(str(error).split())[:200]
         return Cutting(f"running it again in parts failed ({type(error).__name__}: {said})")
+
+
+def _other(tensor: Tensor) -> Tensor:
+    """Other numbers of about the same size, in other places."""
+    moved = tensor.flip(0).roll(1, -1)
+    return 0.8 * moved if tensor.is_floating_point() else moved
 
 
 def _taped_alone(model: nn.Module, sample: Tensor, probes: Sequence[Probe], device: torch.device) -> Cutting | None:

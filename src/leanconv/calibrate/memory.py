@@ -58,11 +58,14 @@ class Memory:
     def __init__(self, device: torch.device, limit: int | None, folder: Path | None = None):
         self.device = device
         self.folder = folder if folder is not None else _disk_folder()
-        self._free: dict[Place, int] = {"host": free_host() // 2 if limit is None else limit, "disk": 0}
+        # Processes torchrun has started on this machine share what is free.
+        together = 2 * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self._free: dict[Place, int] = {"host": free_host() // together if limit is None else limit, "disk": 0}
         if device.type == "cuda":
             self._free["device"] = torch.cuda.mem_get_info(device)[0] // 2 if limit is None else limit
         if self.folder is not None:
-            self._free["disk"] = shutil.disk_usage(self.folder).free // 2
+            self._free["disk"] = shutil.disk_usage(self.folder).free // together
+        self.file = _SpanFile(self.folder) if self.folder is not None else None
 
     def reserve(self, size: int, *, share: float = 1.0, among: tuple[Place, ...] = PLACES) -> Place | None:
         """Where ``size`` bytes may be kept, fastest first; None if nowhere. No more than a ``share`` of what is free
@@ -80,9 +83,14 @@ class Memory:
         """What was just released is needed after all."""
         self._free[place] -= size
 
-    def shrink(self) -> None:
-        """The device has less than was thought: keep nothing more there."""
-        self._free["device"] = 0
+    def shrink(self, place: Place) -> None:
+        """There is less than was thought: keep nothing more there."""
+        self._free[place] = 0
+
+    @property
+    def fastest(self) -> Place:
+        """Where the network runs."""
+        return "device" if self.device.type == "cuda" else "host"
 
 
 def _disk_folder() -> Path | None:
@@ -96,13 +104,45 @@ def _disk_folder() -> Path | None:
         return folder
 
 
+class _SpanFile:
+    """One file without a name for many things: it goes when this process does, whatever ends it."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+        self._end = 0
+        self._spare: list[tuple[int, int]] = []  # offset, size
+
+    def write(self, flat: Tensor) -> tuple[int, int]:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - it lives as long as this object
+        span = next((span for span in self._spare if span[1] >= len(flat)), None)
+        if span is None:
+            span = (self._end, len(flat))
+            self._end += len(flat)
+        else:
+            self._spare.remove(span)
+        self._file.seek(span[0])
+        flat.cpu().numpy().tofile(self._file)
+        return span
+
+    def read(self, span: tuple[int, int], size: int) -> Tensor:
+        assert self._file is not None
+        self._file.seek(span[0])
+        return torch.from_numpy(np.fromfile(self._file, np.uint8, size))
+
+    def free(self, span: tuple[int, int]) -> None:
+        self._spare.append(span)
+
+
 @dataclass
 class Packed:
     """Tensors as the memory behind them and their views of it: two that share memory still do when unpacked."""
 
     storages: list[Tensor]  # bytes
     views: dict[int, tuple[int, torch.dtype, int, tuple[int, ...], tuple[int, ...]]]
-    file: IO[bytes] | None = None
+    file: _SpanFile | None = None
+    spans: tuple[tuple[int, int], ...] = ()
     sizes: tuple[int, ...] = ()
 
     @classmethod
@@ -123,18 +163,21 @@ class Packed:
         """A copy on ``device``."""
         return Packed([flat.to(device, copy=True) for flat in self.storages], self.views)
 
-    def written(self, folder: Path) -> Packed:
-        """A copy in a file without a name: it goes when this process does, whatever ends it."""
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as this object
-        for flat in self.storages:
-            flat.cpu().numpy().tofile(file)
-        return Packed([], self.views, file, tuple(len(flat) for flat in self.storages))
+    def written(self, memory: Memory) -> Packed:
+        """A copy on disk; ``forget`` when it is not needed any more."""
+        assert memory.file is not None
+        spans = tuple(memory.file.write(flat) for flat in self.storages)
+        return Packed([], self.views, memory.file, spans, tuple(len(flat) for flat in self.storages))
+
+    def forget(self) -> None:
+        for span in self.spans:
+            assert self.file is not None
+            self.file.free(span)
 
     def unpacked(self, device: torch.device) -> dict[int, Tensor]:
         """New tensors on ``device``; what is packed stays as it is."""
         if self.file is not None:
-            self.file.seek(0)
-            read = [torch.from_numpy(np.fromfile(self.file, np.uint8, size)) for size in self.sizes]
+            read = [self.file.read(span, size) for span, size in zip(self.spans, self.sizes, strict=True)]
             storages = [flat.to(device) for flat in read]
         else:
             storages = [flat.to(device, copy=True) for flat in self.storages]

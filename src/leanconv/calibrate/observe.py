@@ -117,7 +117,8 @@ def observe(
         step()
 
     with torch.no_grad():
-        batches.each(work)
+        for batch in batches:
+            work(batch)
 
 
 def _seen(watch: _Watch) -> Responses:

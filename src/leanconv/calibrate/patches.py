@@ -30,7 +30,7 @@ class Window:
 
 class Positions:
     """The output positions looked at, of every image at every site: the same for maps of one size, and whatever the
-    batches are cut into.
+    batches are cut into (but where a layer runs on other rows than images).
 
     ``per_image`` positions of each map, all of them where there are hardly more. They are drawn once for many of the
     ``images``, kept on ``device``, and so are the places of their patches: 8 bytes for each number of a patch.
@@ -51,7 +51,7 @@ class Positions:
         if self.count(positions) == positions:
             every = torch.arange(positions, device=self.device).expand(rows, positions)
             return Chosen(self, every, None)
-        if not images:
+        if not images or first + rows > self._images:  # or more images than were announced
             drawn = choose_positions(rows, positions, self._per_image, (self._seed, positions, first))
             return Chosen(self, drawn.to(self.device), None)
         page, begin = divmod(first, PAGE)
@@ -64,7 +64,7 @@ class Positions:
     def _page(self, positions: int, page: int) -> Tensor:
         key = (positions, page)
         if key not in self._pages:
-            rows = min(PAGE, max(self._images - page * PAGE, 1)) if page * PAGE < self._images else PAGE
+            rows = min(PAGE, self._images - page * PAGE)
             chosen = choose_positions(rows, positions, self._per_image, (self._seed, positions, page))
             self._pages[key] = chosen.to(self.device)
         return self._pages[key]

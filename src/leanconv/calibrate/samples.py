@@ -70,7 +70,7 @@ class Samples:
                 continue
             if kept.place == "host":
                 if len(kept.arrays[end]) < kept.rows + len(tensor):  # more than was expected
-                    more = tensor.new_empty(kept.rows + 2 * len(tensor), kept.width, device="cpu")
+                    more = tensor.new_empty(2 * (kept.rows + len(tensor)), kept.width, device="cpu")
                     more[: kept.rows] = kept.arrays[end][: kept.rows]
                     kept.arrays[end] = more
                 kept.arrays[end][kept.rows : kept.rows + len(tensor)] = tensor

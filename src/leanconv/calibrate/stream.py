@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from leanconv.calibrate.batches import Batch, Batches, out_of_memory
+from leanconv.calibrate.batches import Batch, Batches, log, out_of_memory
 from leanconv.calibrate.memory import Memory, Packed, Place
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.patches import Positions
@@ -102,42 +102,49 @@ class Cut:
 
     def pieces(self, probe: Probe, step: Callable[[], None]) -> list[Piece]:
         found: list[Piece] = []
-
-        def work(batch: Batch) -> None:
+        for batch in self._batches:
             try:
                 found.append((batch.first, self._at(probe, batch)))
             except Exception as error:
                 if not out_of_memory(error):
                     raise
-                # Once more from the images, with nothing else on the device.
+                # Once more from the images, with no other batch in the way.
                 self._evict()
                 found.append((batch.first, self._at(probe, batch)))
             step()
-
-        self._batches.each(work)
         return found
 
     def _at(self, probe: Probe, batch: Batch) -> Responses:
-        name, device = probe.site.name, self._memory.device
         script, key = self._script(batch), (batch.first, batch.size)
-        stop = script.stops[name]
-        frontier = self._frontiers.setdefault(key, _Frontier())
-        begin, size = frontier.step, script.frontier_bytes(name, batch.size)
-        place = self._exchange(frontier, size)
-        if frontier.packed is not None:
-            env = frontier.packed.unpacked(device)
-        elif frontier.env is not None:
-            env = frontier.env if place is not None else Packed.of(frontier.env).unpacked(device)
-        else:
-            env = script.start(self._inputs.get(batch))
-        if place is not None:
-            self._frontiers[key] = _Frontier()  # until the new one is whole
-        script.run(env, self._model, begin, stop.step)
-        found = responses_at(probe, batch, env, stop, self._positions)
-        if place is not None:
+        stop = script.stops[probe.site.name]
+        old = self._frontiers.get(key, _Frontier())
+        size = script.frontier_bytes(probe.site.name, batch.size)
+        place = self._exchange(old, size)
+        env = self._resumed(old, batch, script, copy=place is None)
+        if place is None:  # no room: the old one stays
+            script.run(env, self._model, old.step, stop.step)
+            return responses_at(probe, batch, env, stop, self._positions)
+        self._frontiers[key] = _Frontier()
+        if old.packed is not None:
+            old.packed.forget()
+        try:
+            script.run(env, self._model, old.step, stop.step)
+            found = responses_at(probe, batch, env, stop, self._positions)
             self._frontiers[key] = self._kept(stop.step, env, place, size)
-            self._inputs.drop(batch)
+        except BaseException:
+            self._memory.release(place, size)
+            raise
+        self._inputs.drop(batch)
         return found
+
+    def _resumed(self, frontier: _Frontier, batch: Batch, script: Script, *, copy: bool) -> Env:
+        """What the next step needs; with ``copy`` the frontier stays as it is."""
+        device = self._memory.device
+        if frontier.packed is not None:
+            return frontier.packed.unpacked(device)
+        if frontier.env is not None:
+            return Packed.of(frontier.env).unpacked(device) if copy else frontier.env
+        return script.start(self._inputs.get(batch))
 
     def _script(self, batch: Batch) -> Script:
         key = self._tapes.key(batch)
@@ -155,23 +162,27 @@ class Cut:
         return place
 
     def _kept(self, step: int, env: Env, place: Place, size: int) -> _Frontier:
-        fastest: Place = "device" if self._memory.device.type == "cuda" else "host"
-        if place == fastest:
+        if place == self._memory.fastest:
             return _Frontier(step, env, None, place, size)
         packed = Packed.of(env)
-        if place == "disk":
-            assert self._memory.folder is not None
-            packed = packed.written(self._memory.folder)
-        else:
-            packed = packed.moved(torch.device("cpu"))
-        return _Frontier(step, None, packed, place, size)
+        if place == "host":
+            return _Frontier(step, None, packed.moved(torch.device("cpu")), place, size)
+        try:
+            return _Frontier(step, None, packed.written(self._memory), place, size)
+        except OSError as error:  # the disk is fuller than it was: from the images again
+            log.warning("cannot write to %s (%s); this takes longer.", self._memory.folder, error.strerror)
+            self._memory.release(place, size)
+            self._memory.shrink("disk")
+            return _Frontier()
 
     def _evict(self) -> None:
-        """Forget what is kept on the device."""
-        self._memory.shrink()
-        self._inputs.drop_all()
+        """Forget what is kept where the network runs, and keep nothing more there."""
+        fastest = self._memory.fastest
         for key, frontier in self._frontiers.items():
-            if frontier.place == "device":
+            if frontier.place == fastest:
+                self._memory.release(fastest, frontier.size)
                 self._frontiers[key] = _Frontier()
+        self._inputs.drop_all()
+        self._memory.shrink(fastest)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -13,18 +13,23 @@ class Tapes:
 
     def __init__(self, any_size: Tape | None = None, batch: Batch | None = None):
         """With a tape that serves batches of any size, and the ``batch`` it is of."""
-        self._any_size = any_size is not None
         self._tapes: dict[Any, Tape] = {}
+        self._any_size: Any = None
         if any_size is not None and batch is not None:
-            self._tapes[self.key(batch)] = any_size
+            self._any_size = _but_for_size(batch)
+            self._tapes[self._any_size] = any_size
 
     def key(self, batch: Batch) -> Any:
-        if not self._any_size:
-            return batch.kind
-        return tuple((shape[1:], stride[1:], dtype) for shape, stride, dtype in batch.kind)
+        alike = _but_for_size(batch)
+        return alike if alike == self._any_size else batch.kind
 
     def get(self, batch: Batch) -> Tape | None:
         return self._tapes.get(self.key(batch))
 
     def add(self, batch: Batch, tape: Tape) -> None:
         self._tapes[self.key(batch)] = tape
+
+
+def _but_for_size(batch: Batch) -> Any:
+    """The kind of a batch of any number of images."""
+    return tuple((shape[1:], stride[1:], dtype) for shape, stride, dtype in batch.kind)

@@ -68,25 +68,27 @@ def stream(
     batch: int = 32,
     workers: int = 0,
     pin: bool = False,
+    out_of: int | None = None,
     bad: list[str] | None = None,
     warn: Callable[[str], None] = _warn,
 ) -> Iterator[tuple[Tensor, list[Picture]]]:
     """Batches of tensors with the pictures they come from.
 
     Unreadable pictures are named in a warning, appended to ``bad`` and passed over; LeanconvError once they are
-    more than 1 % of ``pictures``.
+    more than 1 % of ``pictures``, or of as many as those are ``out_of``.
     """
     bad = [] if bad is None else bad
+    total = out_of or len(pictures)
     decoded = _Decoded(pictures, preprocess)
     loader = DataLoader(decoded, batch, num_workers=workers, collate_fn=_collate, pin_memory=pin)
     for found in loader:
         for index, error in found.errors:
             bad.append(pictures[index].name)
             warn(f"cannot read {pictures[index].name} ({error}); it is left out.")
-            if len(bad) > TOLERATED * len(pictures):
+            if len(bad) > TOLERATED * total:
                 raise LeanconvError(
-                    f"{len(bad)} of {len(pictures)} images cannot be read ({listing(bad, 3)}), more than 1 %; repair "
-                    "or remove them."
+                    f"{len(bad)} of {total} images cannot be read ({listing(bad, 3)}), more than 1 %; repair or remove "
+                    "them."
                 )
         if len(found.tensors) > 1:
             shapes = sorted({tuple(tensor.shape) for tensor in found.tensors})
@@ -131,7 +133,15 @@ class Pictures:
         starts = range(self.rank * self.batch, len(self.pictures), self.batch * self.world)
         mine = [picture for start in starts for picture in self.pictures[start : start + self.batch]]
         number = {id(picture): index for index, picture in enumerate(self.pictures)}
-        given = stream(mine, self.preprocess, batch=self.batch, workers=self.workers, pin=self.pin, bad=self.unreadable)
+        given = stream(
+            mine,
+            self.preprocess,
+            batch=self.batch,
+            workers=self.workers,
+            pin=self.pin,
+            out_of=self.images,
+            bad=self.unreadable,
+        )
         empty = True
         for tensor, kept in given:
             empty = False

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -141,7 +142,7 @@ class Recorder(TorchDispatchMode):
         if self._aside or self.tape.obstacle:
             return func(*args, **kwargs)
         self.tape.obstacle = _obstacle(func, args, kwargs)
-        if self.tape.obstacle:
+        if self.tape.obstacle is not None:
             return func(*args, **kwargs)
         given: tuple[Any, Any] = map_tensors(self._slot, (args, kwargs))
         result = func(*args, **kwargs)
@@ -178,6 +179,19 @@ class Recorder(TorchDispatchMode):
         return slot
 
 
+class _Leaving(TorchFunctionMode):
+    """Notices numbers that leave torch, where nobody can follow them. The dispatcher does not see these."""
+
+    def __init__(self, tape: Tape):
+        super().__init__()
+        self._tape = tape
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.numpy, Tensor.tolist, Tensor.__array__):
+            self._tape.obstacle = self._tape.obstacle or "it takes numbers out of torch"
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def taping(model: nn.Module, sites: Sequence[Site]) -> Iterator[Recorder]:
     """Record what runs inside the block, and where the sites' layers and batch norms are in it."""
@@ -198,7 +212,7 @@ def taping(model: nn.Module, sites: Sequence[Site]) -> Iterator[Recorder]:
             module.register_forward_hook(after, prepend=True),
         ]
     try:
-        with recorder:
+        with recorder, _Leaving(recorder.tape):
             yield recorder
     finally:
         for handle in handles:

@@ -34,7 +34,7 @@ class Trial:
         self._reference = self._answers()
         nearby = self._nearby()
         self._allowed = [
-            max(SAME.get(answer.dtype, SAME_HALF), min(MARGIN * difference(moved, answer), AT_MOST))
+            max(SAME.get(answer.dtype, SAME_HALF), min(MARGIN * _difference(moved, answer), AT_MOST))
             for answer, moved in zip(self._reference, nearby, strict=True)
         ]
 
@@ -65,7 +65,7 @@ class Trial:
         if [output.shape for output in outputs] != [wanted.shape for wanted in self._reference]:
             return False
         pairs = zip(outputs, self._reference, self._allowed, strict=True)
-        return all(difference(output, wanted) <= leniency * allowed for output, wanted, allowed in pairs)
+        return all(_difference(output, wanted) <= leniency * allowed for output, wanted, allowed in pairs)
 
     def _answers(self, change: Callable[[Tensor], Tensor] = torch.clone) -> list[Tensor]:
         """Outputs on a copy of the sample, with the same random numbers every time."""
@@ -107,7 +107,7 @@ def _last_bits(tensor: Tensor) -> Tensor:
     return moved.clamp(tensor.min(), tensor.max())
 
 
-def difference(output: Tensor, wanted: Tensor) -> float:
+def _difference(output: Tensor, wanted: Tensor) -> float:
     """Relative; nothing where the numbers are no floating-point ones."""
     if not wanted.is_floating_point() or output.shape != wanted.shape:
         return 0.0
