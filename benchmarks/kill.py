@@ -22,11 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-THREADS = 2
+THREADS = 1
 
 
 def work(folder: str | None, out: str) -> None:
-    """One run: ResNet-18 with random weights on 64 random images."""
+    """One run: ResNet-18 with random weights on 32 random images of 64 x 64."""
     import torch
     import torchvision
 
@@ -35,8 +35,8 @@ def work(folder: str | None, out: str) -> None:
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     model = torchvision.models.resnet18(weights=None).eval()
-    images = torch.randn(64, 3, 96, 96, generator=torch.Generator().manual_seed(0))
-    result = leanconv.accelerate(model, images, 2.0, samples=20_000, progress=False, workdir=folder)
+    images = torch.randn(32, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    result = leanconv.accelerate(model, images, 2.0, samples=5_000, progress=False, workdir=folder)
     total = hashlib.sha256()
     for name, tensor in result.model.state_dict().items():
         total.update(name.encode() + tensor.contiguous().numpy().tobytes())
@@ -95,7 +95,7 @@ def main() -> None:
         "| killed after, s | statistics there | sites solved | started again: s | same bits | temporary files left |"
     )
     lines = [
-        f"ResNet-18, 64 images, {duration:.1f} s undisturbed; `python benchmarks/kill.py --moments {options.moments}`",
+        f"ResNet-18, 32 images, {duration:.1f} s undisturbed; `python benchmarks/kill.py --moments {options.moments}`",
         "",
         heads,
         "|---|---|---|---|---|---|",

@@ -20,7 +20,7 @@ from torch import nn
 
 from leanconv.calibrate.batches import Batch, Batches, log, out_of_memory
 from leanconv.calibrate.cutting import Cutting, cutting, tape_of
-from leanconv.calibrate.memory import Memory
+from leanconv.calibrate.memory import Memory, give_back
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
@@ -203,13 +203,17 @@ class Engine:
                 fit: Fit | None = None
                 if self.team.lead:
                     with self.clock.stage("solving"):
-                        fit = solve(name, targets.get(name), self._whole(name, pieces))
-                        del pieces
+                        given = self._whole(name, pieces)
+                        pieces.clear()
+                        fit = solve(name, targets.get(name), given)
+                        del given
                         targets.drop(name)
                 fit = self.kept(number, name, fit)
                 with self.clock.stage("solving"):
                     put(name, fit)
                     gc.collect(1)  # young objects only: see quiet_collector
+                    if self.device.type == "cpu":
+                        give_back()
                 errors[name] = fit.error
                 stage.advance()
                 stage.label(f"{number}/{len(probes)} {describe(name)}")
