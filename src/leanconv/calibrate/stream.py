@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from leanconv.calibrate.batches import Batch, Batches, log, out_of_memory
-from leanconv.calibrate.memory import Memory, Packed, Place
+from leanconv.calibrate.memory import Memory, Packed, Place, give_back
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
@@ -24,6 +24,9 @@ from leanconv.calibrate.tapes import Tapes
 from leanconv.calibrate.walk import Inputs, responses_at
 from leanconv.network.sites import Site
 from leanconv.network.tape import Tape
+
+# On a CPU, after so many batches, memory they have left scattered is given back to the system.
+TIDY = 8
 
 
 class Stream(Protocol):
@@ -102,7 +105,9 @@ class Cut:
 
     def pieces(self, probe: Probe, step: Callable[[], None]) -> list[Piece]:
         found: list[Piece] = []
-        for batch in self._batches:
+        for number, batch in enumerate(self._batches):
+            if self._memory.fastest == "host" and number % TIDY == TIDY - 1:
+                give_back()
             try:
                 found.append((batch.first, self._at(probe, batch)))
             except Exception as error:
