@@ -92,15 +92,15 @@ def test_a_process_that_dies_ends_all_and_the_workdir_goes_on(tmp_path: Path) ->
     work = str(tmp_path / "work")
     text = f"""
 import os, leanconv.engine
-put = leanconv.engine.Engine._whole
+put = leanconv.engine.joined
 count = 0
-def dies(self, *given):
+def dies(*given):
     global count
     count += 1
     if count == 2:
         os.kill(os.getpid(), 9)
-    return put(self, *given)
-leanconv.engine.Engine._whole = dies
+    return put(*given)
+leanconv.engine.joined = dies
 batches = list(smooth_images(40, 32).split(8))
 leanconv.accelerate(plain_network(), batches, 2.0, samples=4000, progress=False, workdir={work!r})
 """

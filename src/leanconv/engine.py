@@ -24,12 +24,11 @@ from leanconv.calibrate.memory import Memory, give_back
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
-from leanconv.calibrate.samples import Piece, Samples
+from leanconv.calibrate.samples import Piece, Samples, joined
 from leanconv.calibrate.script import CannotCut
 from leanconv.calibrate.stream import Cut, Rerun, Stream
 from leanconv.calibrate.tapes import Tapes
 from leanconv.calibrate.walk import Inputs, Walk
-from leanconv.errors import LeanconvError
 from leanconv.fit import Fit
 from leanconv.options import Options
 from leanconv.progress import Progress
@@ -100,7 +99,7 @@ class Engine:
     def _regroup(self, largest: int) -> None:
         """Batches that suit the device, where images do not mind their company."""
         if self.device.type == "cpu":
-            # Tensors that stay in the cache, and in memory the allocator keeps, make a pass up to twice as fast.
+            # Tensors that stay in the cache, and in memory the allocator keeps, make a pass faster.
             self.batches.cut(1 << max(0, (CACHED // largest).bit_length() - 1))
         elif self.device.type == "cuda":
             # Few large launches: Python takes longer to ask for a small one than the GPU to do it.
@@ -203,7 +202,7 @@ class Engine:
                 fit: Fit | None = None
                 if self.team.lead:
                     with self.clock.stage("solving"):
-                        given = self._whole(name, pieces)
+                        given = joined(pieces)
                         pieces.clear()
                         fit = solve(name, targets.get(name), given)
                         del given
@@ -259,10 +258,3 @@ class Engine:
                 reasons[0],
             )
         return Rerun(self.accelerated, self.batches, self.positions, self.device, list(probes))
-
-    def _whole(self, name: str, pieces: list[Piece]) -> Responses:
-        if not pieces:
-            raise LeanconvError(f"layer {name!r} ran on none of the images.")
-        addends = [found.addend for _, found in pieces if found.addend is not None]
-        y = torch.cat([found.y for _, found in pieces]).to(self.device)
-        return Responses(y, torch.cat(addends).to(self.device) if addends else None)

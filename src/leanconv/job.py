@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from dataclasses import replace as with_changes
 from typing import Any
 
 import torch
@@ -114,7 +113,7 @@ class Job:
         probes = {
             name: Probe(site, splits[name].product(), spectra.dense[name].bias, splits[name])
             if name in splits
-            else with_changes(spectra.dense[name], own_output=False)
+            else spectra.dense[name]
             for name, site in self.sites.items()
         }
         errors = Solving(
@@ -124,7 +123,7 @@ class Job:
             dense=spectra.dense,
             probes=probes,
             splits=splits,
-            takers={name: with_changes(spectra.dense[name], own_output=False) for name in takers},
+            takers={name: spectra.dense[name] for name in takers},
         ).run()
         spectra.targets.close()
         changes = {name: change_of(site, plan[name]) for name, site in self.sites.items()}

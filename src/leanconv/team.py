@@ -52,6 +52,7 @@ class Team:
         if self.world > 1:
             self._well()
             # Saved as bytes: a tensor then arrives on this process's device, not on one named like the lead's.
+            # Plans and fits are classes of ours; torch.distributed pickles between the processes of a job anyway.
             held = io.BytesIO()
             if self.lead:
                 torch.save(value, held)

@@ -157,11 +157,6 @@ def conv_patches(x: Tensor, geometry: Geometry, chosen: Chosen) -> Tensor:
     return found.reshape(n, c, p, k).permute(0, 2, 1, 3).reshape(-1, c * k)
 
 
-def linear_patches(x: Tensor, chosen: Chosen) -> Tensor:
-    """Rows of ``x`` (N x ... x C) at ``chosen`` positions: (N p) x C."""
-    return outputs_at(x, "linear", chosen)
-
-
 def outputs_at(y: Tensor, kind: str, chosen: Chosen) -> Tensor:
     """Outputs of a layer at ``chosen`` positions: (N p) x d, from N x d x size (N x ... x d for a Linear)."""
     if kind == "linear":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from leanconv.calibrate.patches import Chosen, conv_patches, linear_patches, outputs_at
+from leanconv.calibrate.patches import Chosen, conv_patches, outputs_at
 from leanconv.network.geometry import Geometry
 from leanconv.network.sites import Site
 from leanconv.solve import ResponseSpace, SpatialFactors
@@ -72,20 +72,18 @@ class Probe:
         """
         geometry = self.site.geometry
         if geometry.kind == "linear":
-            return self._product(linear_patches(x, chosen), self.weight)
+            return self._product(outputs_at(x, "linear", chosen), self.weight)
         sampled, every, d = chosen.at.shape[1], self.positions(x), geometry.out_channels
-        ways = {
-            "patches": sampled * geometry.patch * (GATHER * geometry.groups + d),
-            "whole": every * geometry.patch * d,
-        }
-        if self.split is not None and _even(geometry, _size(x)):
+        ways = {"patches": sampled * geometry.patch * (GATHER * geometry.groups + d)}
+        even = _even(geometry, _size(x))
+        if even:
+            ways["whole"] = every * geometry.patch * d
+        if even and self.split is not None:
             rank = len(self.split.vertical)
             width = x.shape[-1] * geometry.out_size(_size(x))[0]
             ways["vertical"] = rank * (
                 width * geometry.in_channels * geometry.kernel[0] + sampled * geometry.kernel[1] * (GATHER + d)
             )
-        if geometry.padding_mode != "zeros" or not _even(geometry, _size(x)):
-            del ways["whole"]
         way = min(ways, key=lambda way: ways[way])
         if way == "patches":
             return self._product(conv_patches(x, geometry, chosen), self.weight)

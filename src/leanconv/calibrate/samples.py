@@ -93,10 +93,7 @@ class Samples:
         if kept.place == "host":
             parts = [kept.arrays[end][: kept.rows].to(self._memory.device) for end in kept_parts(kept.adds)]
         else:
-            found = [piece for _, piece in kept.pieces]
-            parts = [torch.cat([piece.y for piece in found])]
-            if kept.adds:
-                parts.append(torch.cat([piece.addend for piece in found if piece.addend is not None]))
+            return joined(kept.pieces)
         return Responses(*parts)
 
     def _read(self, kept: _Kept, end: str) -> Tensor:
@@ -141,6 +138,12 @@ class Samples:
                 kept.files[end] = (folder / file_name(name, end)).open("rb")
             samples._kept[name] = kept
         return samples
+
+
+def joined(pieces: list[Piece]) -> Responses:
+    """Pieces, in their order, as one."""
+    addends = [found.addend for _, found in pieces if found.addend is not None]
+    return Responses(torch.cat([found.y for _, found in pieces]), torch.cat(addends) if addends else None)
 
 
 def file_name(name: str, end: str) -> str:
