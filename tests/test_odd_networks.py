@@ -352,7 +352,7 @@ def test_numbers_that_are_names_are_not_rounded() -> None:
     torch.manual_seed(0)
     net, ids = Words().eval(), torch.randint(10, (16, 12)).float()
     trial = Trial(net, ids)
-    assert trial._allowed == [1e-3]
+    assert trial._rounding == [0.0]
 
 
 def test_a_network_that_checks_its_input() -> None:

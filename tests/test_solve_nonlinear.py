@@ -8,6 +8,8 @@ from torch import Tensor
 
 from leanconv.solve import ResponseSpace, activation, nonlinear, pca, reduced_rank, spectrum
 from leanconv.solve.activations import NAMES
+from leanconv.solve.device import quick_products
+from leanconv.solve.nonlinear import _advance
 from leanconv.solve.reduced_rank import leading_subspace
 
 PARAMETERS = {
@@ -182,3 +184,31 @@ def test_in_the_filters_range_the_answer_is_the_same(rank: int) -> None:
     ]
     for one, other in pairs:
         assert torch.allclose(other(y), one(y), rtol=1e-4, atol=1e-4 * float(y.abs().max()))
+
+
+def test_a_step_of_orthogonal_iteration_captures_no_less() -> None:
+    """Orthonormal columns, and a trace of U^T A A^T U that does not fall, from any start, seen directions or not."""
+    torch.manual_seed(5)
+    a = torch.randn(40, 40, dtype=torch.float64) * torch.logspace(0, -6, 40, dtype=torch.float64)
+    a[:, 25:] = 0  # 15 directions nobody has seen
+    for rank in (1, 10, 30):
+        u = torch.linalg.qr(torch.randn(40, rank, dtype=torch.float64)).Q
+        captured = float((a.T @ u).square().sum())
+        for _ in range(5):
+            u = _advance(a, u)
+            assert (u.T @ u - torch.eye(rank)).abs().max() < 1e-8
+            now = float((a.T @ u).square().sum())
+            assert now >= captured * (1 - 1e-9)
+            captured = now
+
+
+def test_quick_products_leave_torch_as_it_was() -> None:
+    flags = torch.backends.cuda.matmul
+    name = "fp32_precision" if hasattr(flags, "fp32_precision") else "allow_tf32"
+    before = getattr(flags, name)
+    with quick_products(torch.device("cuda")):
+        assert getattr(flags, name) in ("tf32", True)
+    assert getattr(flags, name) == before
+    with quick_products(torch.device("cpu")):
+        assert getattr(flags, name) == before
+    assert flags.allow_tf32 is False  # the older name is still answered

@@ -102,7 +102,6 @@ def accelerate(
                         _begin(work, model, batches, options, team, place)
                 engine = Engine(
                     original=job.original,
-                    accelerated=job.accelerated,
                     batches=batches,
                     options=options,
                     memory=Memory(place, limit, None if work is None else work.folder),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from leanconv.calibrate.script import CannotCut
 from leanconv.calibrate.stream import Cut, Rerun, Stream
 from leanconv.calibrate.tapes import Tapes
 from leanconv.calibrate.walk import Inputs, Walk
+from leanconv.entrance import copied
 from leanconv.fit import Fit
 from leanconv.options import Options
 from leanconv.progress import Progress
@@ -67,7 +69,6 @@ class Clock:
 @dataclass
 class Engine:
     original: nn.Module
-    accelerated: nn.Module
     batches: Batches
     options: Options
     memory: Memory
@@ -85,6 +86,11 @@ class Engine:
         self.positions = Positions(
             per_image=per_image, images=self.batches.images, seed=self.options.seed, device=self.device
         )
+
+    @cached_property
+    def accelerated(self) -> nn.Module:
+        """The network that is being made: a copy of the original that shares its weights."""
+        return copied(self.original, share=True)
 
     def look(self, probes: list[Probe]) -> None:
         """Find out how the network can be run."""
@@ -158,6 +164,7 @@ class Engine:
                 tapes=self.tapes if cut else None,
                 walk=lambda batch: walk(batch) if cut and walk.knows(batch) else None,
             )
+        _ = self.accelerated  # copied while the device is still at work
         if not alone:
             for name in list(mine):
                 for first, found in self.team.gather(mine.pop(name)):

@@ -17,7 +17,7 @@ from leanconv.entrance import copied
 from leanconv.errors import LeanconvError, listing
 from leanconv.network import reasons
 from leanconv.network.failure import model_failed
-from leanconv.network.fold import folded
+from leanconv.network.fold import Filters
 from leanconv.network.links import Link, find_links, join
 from leanconv.network.recognise import is_norm_with_activation
 from leanconv.network.replace import Change
@@ -37,10 +37,10 @@ from leanconv.spectra import Spectra
 
 @dataclass
 class Job:
-    """One run. ``original`` and ``accelerated`` are the two streams, copies of the user's model that share weights."""
+    """One run. ``original`` is a copy of the user's model, ``filters`` those of its sites."""
 
     original: nn.Module
-    accelerated: nn.Module
+    filters: Filters
     survey: Survey
     sites: dict[str, Site]
     skipped: dict[str, str]
@@ -78,7 +78,7 @@ class Job:
         double = any(parameter.dtype == torch.float64 for parameter in original.parameters())
         return cls(
             original=original,
-            accelerated=copied(original, share=True),
+            filters=trial.filters,
             survey=found,
             sites=sites,
             skipped=skipped,
@@ -129,7 +129,7 @@ class Job:
         changes = {name: change_of(site, plan[name]) for name, site in self.sites.items()}
         changes |= {name: _taking(site) for name, site in takers.items()}
         for giver, taker in sorted(pairs, key=lambda pair: self.sites[pair[0]].index):
-            changes[giver], changes[taker] = join(self.accelerated, changes[giver], changes[taker])
+            changes[giver], changes[taker] = join(engine.accelerated, changes[giver], changes[taker])
         given = {taker: plan[giver].ranks[-1:] for giver, taker in pairs}
         reports = [
             LayerReport(
@@ -143,16 +143,16 @@ class Job:
             )
             for name, site in sorted((self.sites | takers).items(), key=lambda item: item[1].index)
         ]
-        _restore(self.accelerated, self.buffers)
+        _restore(engine.accelerated, self.buffers)
         saved = sum(report.macs_before - report.macs_after for report in reports)
         return Accelerated(
-            model=self.accelerated.eval(),
+            model=engine.accelerated.eval(),
             layers=reports,
             skipped=in_order(self.skipped, self.survey),
             macs_before=self.survey.macs,
             macs_after=self.survey.macs - saved,
             parameters_before=_parameters(self.original),
-            parameters_after=_parameters(self.accelerated),
+            parameters_after=_parameters(engine.accelerated),
             images=engine.batches.images,
             changes=list(changes.values()),
             options=self.options,
@@ -201,7 +201,7 @@ class Job:
         return engine.team.share(splits)
 
     def _dense_probe(self, site: Site) -> Probe:
-        weight, bias = folded(self.original, site, self.dtype)
+        weight, bias = self.filters.of(site, self.dtype)
         # Half precision rounds outputs; a norm that brings its activation along does not show the response.
         exact = self.original.get_submodule(site.name).weight.dtype == self.dtype
         shown = site.batch_norm is None or not is_norm_with_activation(self.original.get_submodule(site.batch_norm))

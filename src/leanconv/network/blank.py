@@ -12,10 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
-def blank(device: torch.device) -> Iterator[None]:
-    """Modules made inside the block are on ``device`` and hold whatever its memory held. Drawing initial values
-    takes most of the time of building, and random numbers from the user."""
-    with torch.device(device), _NoInitialisation():
+def blank() -> Iterator[None]:
+    """Modules made inside the block have shapes and no values. Drawing initial ones takes most of the time of building,
+    and random numbers from the user."""
+    with torch.device("meta"), _NoInitialisation():
         yield
 
 

@@ -35,6 +35,20 @@ def folded(model: nn.Module, site: Site, dtype: torch.dtype) -> tuple[Tensor, Te
     return w.reshape(d, -1, *site.geometry.kernel).to(dtype), b.to(dtype)
 
 
+class Filters:
+    """The folded filters of a network's sites, each computed once while its weights stay as they are."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self._known: dict[tuple[str, str | None, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def of(self, site: Site, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        key = (site.name, site.batch_norm, dtype)
+        if key not in self._known:
+            self._known[key] = folded(self.model, site, dtype)
+        return self._known[key]
+
+
 def without_norm(norm: nn.Module) -> nn.Module:
     """What stays in place of a batch norm that was folded: nothing, or the activation some bring along."""
     rest = nn.Sequential(norm.drop, norm.act) if is_norm_with_activation(norm) else nn.Identity()  # type: ignore[arg-type]

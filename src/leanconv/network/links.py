@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from leanconv.network.blank import blank
 from leanconv.network.factored import Factored
 from leanconv.network.fold import without_norm
 from leanconv.network.plain import is_plain
 from leanconv.network.recognise import has_hooks
-from leanconv.network.replace import Change, Factors, dense_modules, put, set_weights, stand_in
+from leanconv.network.replace import Change, Factors, dense_modules, filled, put, stand_in
 from leanconv.network.replaceable import dense_copy
 from leanconv.network.sites import Site
 from leanconv.network.trial import Trial
@@ -70,7 +69,7 @@ def _survive(trial: Trial, links: list[Link]) -> bool:
     givers, takers = {link.giver.name for link in links}, {link.taker.name for link in links}
     stand_ins: dict[str, nn.Module] = {}
     for site in {site.name: site for link in links for site in (link.giver, link.taker)}.values():
-        whole = dense_copy(trial.model, site)
+        whole = dense_copy(trial.filters, site)
         stand_ins[site.name] = _grown(whole, site, inwards=site.name in takers, outwards=site.name in givers)
         if site.batch_norm is not None:
             stand_ins[site.batch_norm] = without_norm(trial.model.get_submodule(site.batch_norm))
@@ -87,10 +86,7 @@ def _grown(whole: nn.Sequential, site: Site, *, inwards: bool, outwards: bool) -
     if outwards:
         weight, bias = torch.cat([weight, -2 * weight]), torch.cat([bias, torch.ones_like(bias)])
     geometry = replace(site.geometry, in_channels=weight.shape[1], out_channels=weight.shape[0])
-    with blank(old.weight.device):
-        bigger = dense_modules(geometry).to(old.weight.dtype)
-    set_weights(bigger, Factors((weight,), bias))
-    return bigger
+    return filled(lambda: dense_modules(geometry), Factors((weight,), bias), old.weight)
 
 
 @torch.no_grad()

@@ -177,9 +177,7 @@ def stand_in(change: Change, old: nn.Module, factors: Factors | None) -> Factore
         with torch.device(old.weight.device):
             new = factor_modules(change).to(old.weight.dtype)
     else:
-        with blank(old.weight.device):
-            new = factor_modules(change).to(old.weight.dtype)
-        set_weights(new, factors)
+        new = filled(lambda: factor_modules(change), factors, old.weight)
     if _channels_last(old.weight):
         new.to(memory_format=torch.channels_last)
     # A weight that is computed from others carries no flag of its own.
@@ -187,15 +185,21 @@ def stand_in(change: Change, old: nn.Module, factors: Factors | None) -> Factore
     return Factored(new.named_children(), old.weight.shape).train(old.training)
 
 
-@torch.no_grad()
-def set_weights(modules: nn.Sequential, factors: Factors) -> None:
-    """``factors`` into the modules that have weights, in order."""
+def filled(build: Callable[[], nn.Sequential], factors: Factors, like: Tensor) -> nn.Sequential:
+    """Modules with ``factors`` in those that have weights, in order, of the dtype and on the device of ``like``."""
+    with blank():
+        modules = build()
     weighted = [module for module in modules if isinstance(module, LAYERS)]
     for module, weight in zip(weighted, factors.weights, strict=True):
-        module.weight.copy_(weight.reshape(module.weight.shape))
-    last_bias = weighted[-1].bias
-    assert last_bias is not None
-    last_bias.copy_(factors.bias)
+        module.weight = _parameter(weight.reshape(module.weight.shape), like)
+    assert weighted[-1].bias is not None
+    weighted[-1].bias = _parameter(factors.bias, like)
+    return modules
+
+
+def _parameter(values: Tensor, like: Tensor) -> nn.Parameter:
+    own = values.detach().to(like.device, like.dtype, copy=True, memory_format=torch.contiguous_format)
+    return nn.Parameter(own)
 
 
 def _channels_last(weight: Tensor) -> bool:

@@ -11,10 +11,9 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from leanconv.network.blank import blank
-from leanconv.network.fold import folded, without_norm
+from leanconv.network.fold import Filters, without_norm
 from leanconv.network.plain import is_plain
-from leanconv.network.replace import Factors, dense_modules, set_weights
+from leanconv.network.replace import Factors, dense_modules, filled
 from leanconv.network.sites import ActivationSpec, Site
 from leanconv.network.trial import Trial
 
@@ -51,18 +50,15 @@ def _survive(trial: Trial, sites: list[Site], leniency: float = 1.0) -> bool:
     for site in sites:
         layer = trial.model.get_submodule(site.name)
         plain = site.batch_norm is None and is_plain(layer)
-        stand_ins[site.name] = layer if plain else dense_copy(trial.model, site)
+        stand_ins[site.name] = layer if plain else dense_copy(trial.filters, site)
         if site.batch_norm is not None:
             stand_ins[site.batch_norm] = without_norm(trial.model.get_submodule(site.batch_norm))
     return trial.holds(stand_ins, [site.name for site in sites], leniency=leniency)
 
 
-def dense_copy(model: nn.Module, site: Site) -> nn.Sequential:
+def dense_copy(filters: Filters, site: Site) -> nn.Sequential:
     """A plain layer that does the site's work, its batch norm included."""
-    old = model.get_submodule(site.name).weight
+    old = filters.model.get_submodule(site.name).weight
     assert isinstance(old, Tensor)
-    weight, bias = folded(model, site, old.dtype)
-    with blank(old.device):
-        whole = dense_modules(site.geometry).to(old.dtype)
-    set_weights(whole, Factors((weight,), bias))
-    return whole
+    weight, bias = filters.of(site, old.dtype)
+    return filled(lambda: dense_modules(site.geometry), Factors((weight,), bias), old)

@@ -132,7 +132,7 @@ def _built(source: Source) -> list[Any] | None:
     RegNet's builders compute with tensors and fail there; such a network is 'other' unless the caller knows its name.
     """
     try:
-        with blank(torch.device("meta")), warnings.catch_warnings():
+        with blank(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _fingerprint(build(source))
     except Exception:
