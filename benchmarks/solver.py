@@ -5,8 +5,8 @@
 d = 512 filters, n = 30,000 samples, rank 128, 50 iterations without early stop. The unit is one float32 product
 of 512 x 30000 by 30000 x 512, timed in the same run. An iteration needs 1.5 units of arithmetic: (z - y) y^T is one,
 P (Q^T y) half of one; so 75 units is the limit. On a GPU the solver's own products are in TF32, several times faster
-than the unit; the row "exact products" is without, and shows what that does to the error. Eight eigenproblems one by one
-and as a stack show whether torch gains from stacking them. Writes benchmarks/results/solver-DEVICE.json and .md.
+than the unit; the row "exact products" is without, and shows what that does to the error. Eight eigenproblems, one by
+one and as a stack, show whether torch gains from stacking them. Writes benchmarks/results/solver-DEVICE.json and .md.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from leanconv.workdir import Workdir
 CACHED = 16 << 20
 # On a GPU they are joined until it has about so many, if it has room for many such.
 LAUNCH = 1 << 30
+SEVERAL = 6  # batches there should be then
 
 Solve = Callable[[str, Responses, Responses], Fit]  # layer, target, given
 
@@ -110,7 +111,9 @@ class Engine:
         elif self.device.type == "cuda":
             # Few large launches: Python takes longer to ask for a small one than the GPU to do it.
             there = torch.cuda.get_device_properties(self.device).total_memory
-            self.batches.join(max(1, min(LAUNCH, there // 64) // largest))
+            # But several batches: the images of the first one travel while the GPU has nothing to do.
+            few = -(-self.batches.images // (SEVERAL * self.team.world))
+            self.batches.join(max(1, min(min(LAUNCH, there // 64) // largest, few)))
 
     def targets(self, probes: list[Probe]) -> Samples:
         """Responses of the original network; at the lead, the others have none."""
