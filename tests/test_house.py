@@ -11,16 +11,16 @@ SOURCE = Path(__file__).parents[1] / "src" / "leanconv"
 
 # Bottom first. Rooms of one storey do not import each other.
 STOREYS = [
-    {"errors", "_version", "table", "progress", "methods"},
-    {"solve"},
+    {"errors", "_version", "table", "progress", "methods", "locked"},
+    {"solve", "models"},
     {"network", "images"},
     {"ranks", "calibrate", "evaluate"},
     {"options", "fit", "entrance", "team"},
     {"result", "inspection", "workdir"},
     {"storage", "engine", "spectra"},
-    {"solving"},
+    {"solving", "baselines"},
     {"job"},
-    {"_accelerate"},
+    {"_accelerate", "train"},
     {"demo"},
     {"cli"},
     {"__main__"},

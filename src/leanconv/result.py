@@ -51,6 +51,7 @@ class Accelerated:
     source: Source
     preprocess: dict[str, Any] | None = None  # how the command line read the images
     seconds: dict[str, float] = field(default_factory=dict)  # what each stage of the run took
+    training: dict[str, Any] | None = None  # what finetune did since
 
     @property
     def speedup(self) -> float:
@@ -78,6 +79,7 @@ class Accelerated:
             "source": self.source.to_json(),
             "preprocess": self.preprocess,
             "seconds": self.seconds,
+            "training": self.training,
         }
 
     def __str__(self) -> str:

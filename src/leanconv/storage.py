@@ -159,7 +159,7 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
         changes = [Change.from_json(change) for change in data["changes"]]
         options = Options.from_json(data["options"])
         layers = [LayerReport(**{**layer, "ranks": tuple(layer["ranks"])}) for layer in data["layers"]]
-        facts = {key: data[key] for key in FACTS}
+        facts = {key: data[key] for key in FACTS} | {"training": data.get("training")}
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         if isinstance(error, LeanconvError):
             raise

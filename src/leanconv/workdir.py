@@ -12,7 +12,6 @@ itself, which the system lets go when the process ends, keeps a second process o
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -31,6 +30,7 @@ from leanconv._version import __version__
 from leanconv.calibrate.batches import Batches
 from leanconv.errors import LeanconvError
 from leanconv.fit import Fit
+from leanconv.locked import lock_folder
 from leanconv.network.recording import tensors
 from leanconv.network.replace import Factors
 from leanconv.options import Options
@@ -54,17 +54,7 @@ class Workdir:
         self.folder = Path(folder)
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock = os.open(self.folder, os.O_RDONLY)
-        except OSError as error:
-            raise LeanconvError(f"workdir={str(folder)!r} cannot be opened ({error.strerror}).") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise LeanconvError(
-                f"workdir={str(folder)!r} is in use by another process; wait for it or give another folder."
-            ) from None
+        self._lock = lock_folder(self.folder)
         parts = [self.folder / f"{name}{PART}" for name in OWN] + list((self.folder / SOLVED).glob(f"*{PART}"))
         if not (self.folder / STATE).exists() and any(item not in parts for item in self.folder.iterdir()):
             self.close()

@@ -1,0 +1,1 @@
+"""Training an accelerated network: fine-tuning with labels, distillation without."""

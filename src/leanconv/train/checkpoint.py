@@ -1,0 +1,82 @@
+"""The state of a training run in a folder: one file, replaced whole.
+
+``state.pt`` is read with torch's safe loader (tensors, numbers and texts; nothing in it is run).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leanconv.errors import LeanconvError
+from leanconv.locked import lock_folder
+
+STATE = "state.pt"
+PART = f"{STATE}.part"
+FORMAT = "leanconv-training-1"
+
+
+class Checkpoint:
+    """An opened and locked folder. ``close`` when done."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LeanconvError(f"workdir={str(folder)!r} cannot be made ({error.strerror}); give another.") from None
+        self._lock = lock_folder(self.folder)
+        (self.folder / PART).unlink(missing_ok=True)  # of a process that was killed
+        if not (self.folder / STATE).exists() and any(self.folder.iterdir()):
+            self.close()
+            raise LeanconvError(
+                f"workdir={str(folder)!r} holds other files and no earlier training; give a new or empty folder."
+            )
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def load(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
+        """The last state kept, of a run of the same ``arguments``; others are refused by name."""
+        path = self.folder / STATE
+        if not path.exists():
+            return None
+        try:
+            held: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            raise LeanconvError(
+                f"workdir={str(self.folder)!r}: {STATE} cannot be read ({type(error).__name__}); delete the folder."
+            ) from None
+        if not isinstance(held, dict) or held.get("format") != FORMAT:
+            raise LeanconvError(
+                f"workdir={str(self.folder)!r} was written by another version of leanconv; give another folder."
+            )
+        for key, value in arguments.items():
+            known = held["arguments"].get(key)
+            if value != known:
+                raise LeanconvError(
+                    f"workdir={str(self.folder)!r} holds a training with {key}={known!r}, but {key}={value!r} was "
+                    "given; give the same arguments, or another workdir."
+                )
+        state: dict[str, Any] = held["state"]
+        return state
+
+    def keep(self, arguments: dict[str, Any], state: dict[str, Any]) -> None:
+        part = self.folder / PART
+        try:
+            with part.open("wb") as file:
+                torch.save({"format": FORMAT, "arguments": arguments, "state": state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(self.folder / STATE)
+        except (OSError, RuntimeError) as error:
+            part.unlink(missing_ok=True)
+            said = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise LeanconvError(
+                f"cannot write to workdir={str(self.folder)!r}: {said}; make room and start again, the checkpoint "
+                "before is kept."
+            ) from error

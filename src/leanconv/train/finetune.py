@@ -1,0 +1,247 @@
+"""Training an accelerated network: with labels, or without, from the original."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from leanconv._version import __version__
+from leanconv.entrance import check_model, copied, device_of, parse_device, untouched_rng
+from leanconv.errors import LeanconvError, listing
+from leanconv.network.replace import Change
+from leanconv.progress import reporter
+from leanconv.result import Accelerated
+from leanconv.team import Failed, Team
+from leanconv.train.checkpoint import Checkpoint
+from leanconv.train.examples import Augment, Examples
+from leanconv.train.goals import Distillation, Goal, Supervised
+from leanconv.train.history import History
+from leanconv.train.loop import Loop
+from leanconv.train.settings import Optimizer, Precision, Schedule, Settings
+from leanconv.workdir import digest_of_model
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """The trained network in eval mode, and how it went. ``result``: what was given, with the new weights."""
+
+    model: nn.Module
+    history: History
+    result: Accelerated | None
+
+    def save(self, folder: str | Path) -> Path:
+        """Like ``Accelerated.save``."""
+        if self.result is None:
+            raise LeanconvError("a plain module was fine-tuned; save model.state_dict(), or fine-tune an Accelerated.")
+        return self.result.save(folder)
+
+    def __str__(self) -> str:
+        return str(self.history)
+
+
+def finetune(
+    network: Accelerated | nn.Module,
+    data: Any,
+    original: nn.Module | None = None,
+    *,
+    validation: Any = None,
+    augment: Augment | None = None,
+    epochs: int = 5,
+    batch: int = 128,
+    lr: float | None = None,
+    optimizer: Optimizer | None = None,
+    weight_decay: float = 0.0,
+    schedule: Schedule = "constant",
+    warmup: int = 0,
+    ema: float = 0.0,
+    clip: float = 0.0,
+    precision: Precision = "auto",
+    features: int = 4,
+    holdout: float = 0.1,
+    check_every: int = 0,
+    patience: int = 0,
+    checkpoint_every: int = 200,
+    workdir: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    workers: int = 0,
+    progress: bool = True,
+) -> FineTuned:
+    """Train a copy of ``network`` and return the best of it that was seen on images held out.
+
+    Args:
+        network: what ``accelerate`` returned, or any module. It is not modified.
+        data: a pair of tensors (images, classes), or a dataset with a length whose items are (image, class). With
+            ``original``, images alone will do: a tensor, or a dataset of images.
+        original: train without labels, to answer as this network does (and to have its feature maps on the way).
+        validation: images to judge by, as ``data``; default: a share ``holdout`` of ``data``, which is not trained on.
+        augment: a batch of images in, as many out, changed; drawn anew each time (``leanconv.train.augment``).
+        epochs, batch: ``batch`` images a step, of each process.
+        lr, optimizer, weight_decay: default 1e-5 and "sgd" (momentum 0.9), as the paper has it; with ``original`` 1e-4
+            and "adam". A larger rate forgets what the network knows.
+        schedule, warmup: "constant" or "cosine" to zero, after ``warmup`` steps of a rising rate.
+        ema: an average of the weights with this decay (0.999) is what is judged and kept; 0 is off.
+        clip: largest norm of a gradient; 0 is off.
+        precision: "auto" is bfloat16 where there is a GPU, or "off", "bf16", "fp16".
+        features: how many layers' responses to match beside the outputs; with ``original``.
+        check_every, patience: judge every so many steps (0: once an epoch); stop after so many checks without a better
+            one (0: never).
+        workdir, checkpoint_every: a folder for the state of the run, every so many steps. A run that was killed goes on
+            from there when it is called again with the same arguments, and ends in the same weights.
+        seed: of the split, the order of the images and what is drawn to change them.
+
+    Under an initialised ``torch.distributed`` process group every process makes the same call and trains on its share.
+    Batch norms keep their statistics.
+
+    Raises:
+        LeanconvError: for anything wrong with the arguments or the data, in one sentence.
+    """
+    model = network.model if isinstance(network, Accelerated) else network
+    check_model(model)
+    settings = Settings.check(
+        distill=original is not None,
+        epochs=epochs,
+        batch=batch,
+        lr=lr,
+        optimizer=optimizer,
+        weight_decay=weight_decay,
+        schedule=schedule,
+        warmup=warmup,
+        ema=ema,
+        clip=clip,
+        precision=precision,
+        holdout=holdout,
+        check_every=check_every,
+        patience=patience,
+        checkpoint_every=checkpoint_every,
+        seed=seed,
+    )
+    place = device_of(model) if device is None else parse_device(device)
+    labelled = original is None
+    examples = Examples(data, labelled, augment, workers)
+    held = examples if validation is None else Examples(validation, labelled, None, workers)
+    training, held_out = _split(examples, held, settings)
+    team = Team(place)
+    with untouched_rng(seed), torch.inference_mode(False), torch.enable_grad():
+        trained = _trainable(model, place)
+        goal = _goal(network, original, place, features)
+        arguments = {
+            **asdict(settings),
+            "features": features,
+            "network": digest_of_model(model),
+            "original": None if original is None else digest_of_model(original),
+            "data": _digest(examples),
+            "validation": None if validation is None else _digest(held),
+            "processes": team.world,
+            "leanconv": __version__,
+            "torch": str(torch.__version__),
+        }
+        team.same("arguments", arguments)
+        checkpoint = Checkpoint(workdir) if workdir is not None and team.lead else None
+        try:
+            steps = settings.epochs * Examples.steps(training, settings.batch * team.world)
+            with reporter(progress and team.lead).stage("fine-tuning", steps) as stage:
+                loop = Loop(
+                    model=trained,
+                    goal=goal,
+                    examples=examples,
+                    training=training,
+                    held=held,
+                    held_out=held_out,
+                    settings=settings,
+                    device=place,
+                    team=team,
+                    stage=stage,
+                    checkpoint=checkpoint,
+                    arguments=arguments,
+                )
+                history = _run(loop, team)
+        finally:
+            if checkpoint is not None:
+                checkpoint.close()
+    trained.to(device_of(model)).to(next(model.parameters()).dtype)
+    for mine, given in zip(trained.parameters(), model.parameters(), strict=True):
+        mine.grad = None
+        mine.requires_grad_(given.requires_grad)
+    summary = {"history": history.to_json(), "settings": asdict(settings), "distilled": original is not None}
+    result = replace(network, model=trained, training=summary) if isinstance(network, Accelerated) else None
+    return FineTuned(trained, history, result)
+
+
+def _run(loop: Loop, team: Team) -> History:
+    try:
+        history = loop.run()
+        team.words("done")  # who fails up to here ends all
+        return history
+    except Failed:
+        raise
+    except BaseException as error:
+        team.fail(" ".join(str(error).split())[:300] or type(error).__name__)
+        raise
+
+
+def _trainable(model: nn.Module, device: torch.device) -> nn.Module:
+    """A copy whose weights can be trained: single precision at least, and not frozen by having been loaded so."""
+    trained = copied(model).to(device)
+    if next(model.parameters()).dtype in (torch.float16, torch.bfloat16):
+        trained.float()
+    if not any(parameter.requires_grad for parameter in trained.parameters()):
+        trained.requires_grad_(True)
+    return trained.eval()
+
+
+def _goal(network: Accelerated | nn.Module, original: nn.Module | None, device: torch.device, features: int) -> Goal:
+    if original is None:
+        return Supervised()
+    check_model(original)
+    if isinstance(features, bool) or not isinstance(features, int) or features < 0:
+        raise LeanconvError(f"features={features!r} must be a whole number, at least 0.")
+    places = _places(network.changes, features) if isinstance(network, Accelerated) else []
+    missing = [place for place in places if place not in dict(original.named_modules())]
+    if missing:
+        raise LeanconvError(
+            f"original has no layer {listing(missing, 2)}; give the network that was accelerated, or features=0."
+        )
+    teacher = copied(original).to(device).eval().requires_grad_(False)
+    return Distillation(teacher, places)
+
+
+def _places(changes: Sequence[Change], count: int) -> list[str]:
+    """Where responses mean the same in both networks: ``count`` of the replaced layers, evenly, the last among them."""
+    there = [change.batch_norm or change.name for change in changes if not change.open]
+    count = min(count, len(there))
+    return [there[round((number + 1) * len(there) / count) - 1] for number in range(count)]
+
+
+def _split(examples: Examples, held: Examples, settings: Settings) -> tuple[list[int], list[int]]:
+    count = len(examples)
+    if count == 0 or len(held) == 0:
+        raise LeanconvError(f"the {'validation ' if count else ''}data is empty; give images to train on.")
+    if held is not examples:
+        return list(range(count)), list(range(len(held)))
+    out = round(settings.holdout * count)
+    if (settings.holdout and out == 0) or out == count:
+        part = "hold out" if out == 0 else "train on"
+        raise LeanconvError(
+            f"holdout={settings.holdout:g} of {count} images leaves none to {part}; give more images, another holdout "
+            "(0 holds out none), or validation images."
+        )
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed)).tolist()
+    return sorted(order[out:]), sorted(order[:out])
+
+
+def _digest(examples: Examples) -> str:
+    """Of tensors their numbers, of pictures their names, of other datasets the length."""
+    total = hashlib.sha256(str(len(examples)).encode())
+    for tensor in examples.tensors:
+        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for picture in getattr(examples.data, "pictures", ()):
+        total.update(f"{picture.name} {picture.label} ".encode())
+    return total.hexdigest()

@@ -1,0 +1,102 @@
+"""How a run went: a row at every check, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from leanconv.table import table
+
+
+@dataclass(frozen=True)
+class Row:
+    """``loss``: mean since the row before. ``held_loss``, ``held_right``: on the images held out, None without any."""
+
+    step: int
+    epoch: float
+    lr: float
+    loss: float
+    held_loss: float | None
+    held_right: float | None
+
+    def cells(self, epochs: int) -> list[str]:
+        return [
+            f"{self.epoch:.1f}/{epochs}",
+            str(self.step),
+            f"{self.lr:.2e}",
+            "" if math.isnan(self.loss) else f"{self.loss:.4f}",
+            "" if self.held_loss is None else f"{self.held_loss:.4f}",
+            "" if self.held_right is None else f"{100 * self.held_right:.2f} %",
+        ]
+
+
+@dataclass
+class History:
+    """``best``: the step whose weights were kept. ``stopped``: a sentence where the run ended before its time."""
+
+    epochs: int
+    right: str
+    rows: list[Row] = field(default_factory=list)
+    best: int = 0
+    stopped: str | None = None
+    unreadable: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def heads(self) -> list[str]:
+        return ["epoch", "step", "lr", "loss", "held-out loss", f"held-out {self.right}"]
+
+    @property
+    def first(self) -> Row:
+        return self.rows[0]
+
+    @property
+    def kept(self) -> Row:
+        return next(row for row in self.rows if row.step == self.best)
+
+    def add(self, row: Row) -> bool:
+        """Whether it is the best so far, which it then is; without images held out the last one is."""
+        best = not self.rows or row.held_loss is None or self._order(row) > self._order(self.kept)
+        self.rows.append(row)
+        if best:
+            self.best = row.step
+        return best
+
+    def _order(self, row: Row) -> tuple[float, float]:
+        """With labels, more images right, and of equal ones the smaller loss; towards an original, the smaller loss."""
+        loss = math.inf if row.held_loss is None or math.isnan(row.held_loss) else row.held_loss
+        return (row.held_right or 0.0) if self.right == "top-1" else 0.0, -loss
+
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.first.held_loss is None:
+            return "nothing was held out, so whether the network got better is not known; the last weights were kept."
+        what = f"held-out {self.right}" if self.first.held_right is not None else "held-out loss"
+        now, then = (_score(row) for row in (self.kept, self.first))
+        if self.best == 0:
+            worst = _score(self.rows[-1])
+            return (
+                f"training made the network no better ({what} {then} before, {worst} at the end); its weights stay as "
+                "they were given."
+            )
+        return f"{what} {then} -> {now}; the weights of step {self.best} were kept."
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> History:
+        return cls(**{**data, "rows": [Row(**row) for row in data["rows"]]})
+
+    def __str__(self) -> str:
+        lines = [table(self.heads, [row.cells(self.epochs) for row in self.rows], left=0)]
+        if self.stopped:
+            lines.append(self.stopped)
+        return "\n".join([*lines, self.verdict()])
+
+
+def _score(row: Row) -> str:
+    if row.held_right is not None:
+        return f"{100 * row.held_right:.2f} %"
+    return "NaN" if row.held_loss is None else f"{row.held_loss:.4f}"

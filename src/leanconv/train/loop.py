@@ -1,0 +1,279 @@
+"""The training loop: steps, checks on images held out, checkpoints; the best weights win."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from leanconv.errors import LeanconvError
+from leanconv.network.failure import model_failed
+from leanconv.network.recognise import BATCH_NORMS
+from leanconv.progress import Stage
+from leanconv.team import Team
+from leanconv.train.checkpoint import Checkpoint
+from leanconv.train.examples import Batch, Examples
+from leanconv.train.goals import Goal, Judged
+from leanconv.train.history import History, Row
+from leanconv.train.settings import Settings
+
+# Steps between looks at the loss; a GPU has to be waited for.
+LOOK_EVERY = 10
+# A network that has lost more than this share of what it got right was trained with too large a rate.
+COLLAPSE = 0.5
+
+Weights = dict[str, Tensor]
+
+
+@dataclass
+class Loop:
+    """``model`` is trained in place and ends with the best weights seen."""
+
+    model: nn.Module
+    goal: Goal
+    examples: Examples
+    training: Sequence[int]  # indices
+    held: Examples
+    held_out: Sequence[int]
+    settings: Settings
+    device: torch.device
+    team: Team
+    stage: Stage
+    checkpoint: Checkpoint | None
+    arguments: dict[str, Any]
+    step: int = 0
+    history: History = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = self.settings
+        self.history = History(given.epochs, self.goal.right)
+        self.per_epoch = Examples.steps(self.training, given.batch * self.team.world)
+        self.steps = given.epochs * self.per_epoch
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer: torch.optim.Optimizer
+        if given.optimizer == "sgd":
+            self.optimizer = torch.optim.SGD(trained, lr=given.lr, momentum=0.9, weight_decay=given.weight_decay)
+        else:
+            self.optimizer = torch.optim.AdamW(trained, lr=given.lr, weight_decay=given.weight_decay)
+        self.half = _half(given.precision, self.device)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.half is torch.float16)
+        self.average: AveragedModel | None = None
+        if given.ema:
+            self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(given.ema), use_buffers=True)
+        self.network: nn.Module = self.model
+        if self.team.world > 1:
+            # A network may have weights that these images do not reach.
+            self.network = DistributedDataParallel(self.model, find_unused_parameters=True)
+        self.best: Weights = _copy(self.model.state_dict())
+        self._sum, self._since = torch.zeros((), device=self.device), 0
+
+    def run(self) -> History:
+        """To the end of the epochs, or until it is of no use to go on."""
+        started = time.monotonic()
+        if not self._restore():
+            self._check()
+            self._keep()
+        begun = self.step
+        while self.step < self.steps and self.history.stopped is None:
+            for batch in self._epoch():
+                rate = self.settings.rate(self.step, self.steps)
+                self._train(batch, rate)
+                self.step += 1
+                self.stage.advance()
+                last = self.step == self.steps
+                checking = last or self.step % (self.settings.check_every or self.per_epoch) == 0
+                if (self.step % LOOK_EVERY == 0 or checking) and self._broken():
+                    break
+                if checking:
+                    self._check(rate)
+                    self._say(started, begun)
+                    if self._hopeless(rate) and not last:
+                        break
+                if last or self.step % self.settings.checkpoint_every == 0:
+                    self._keep()
+        self.model.load_state_dict(self.best)
+        self.model.eval()
+        self.history.seconds += time.monotonic() - started
+        self.history.unreadable = sorted({*self.examples.bad, *self.held.bad})
+        self._keep()
+        return self.history
+
+    def _epoch(self) -> Iterator[Batch]:
+        epoch, start = divmod(self.step, self.per_epoch)
+        return self.examples.training(
+            self.training,
+            batch=self.settings.batch,
+            seed=self.settings.seed,
+            epoch=epoch,
+            start=start,
+            rank=self.team.rank,
+            world=self.team.world,
+        )
+
+    def _train(self, batch: Batch, rate: float) -> None:
+        _training_mode(self.model, dropout=self.goal.right == "top-1")
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        judged = self._judged(self.network, batch)
+        # DistributedDataParallel takes the mean over processes: this makes it the mean over the images of all.
+        loss = judged.loss.sum() * (self.team.world / batch.count)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        if self.settings.clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        self._sum += loss.detach().float()
+        self._since += 1
+
+    def _judged(self, network: nn.Module, batch: Batch) -> Judged:
+        images = batch.images.to(self.device, non_blocking=True)
+        labels = None if batch.labels is None else batch.labels.to(self.device, non_blocking=True)
+        with torch.autocast(self.device.type, self.half) if self.half is not None else nullcontext():
+            try:
+                return self.goal(network, images, labels)
+            except LeanconvError:
+                raise
+            except Exception as error:
+                raise model_failed(error, images) from error
+
+    def _broken(self) -> bool:
+        """Whether the loss is no number any more, in any process."""
+        if all(math.isfinite(value) for value in self.team.words(float(self._sum))):
+            return False
+        self.history.stopped = (
+            f"the loss became NaN or infinite by step {self.step} (lr={self.settings.lr:g}); training stopped, the "
+            "last good weights are kept. Try a smaller lr, or clip the gradients."
+        )
+        return True
+
+    def _check(self, rate: float | None = None) -> None:
+        """Measure on the images held out; remember the weights if they are the best so far."""
+        weights = self.model.state_dict() if self.average is None or not self.step else self.average.module.state_dict()
+        loss = sum(self.team.words(float(self._sum))) / self.team.world / max(1, self._since)
+        held_loss, held_right = self._measure()
+        row = Row(
+            step=self.step,
+            epoch=self.step / self.per_epoch,
+            lr=self.settings.rate(0, self.steps) if rate is None else rate,
+            loss=loss if self._since else math.nan,
+            held_loss=held_loss,
+            held_right=held_right,
+        )
+        self._sum, self._since = torch.zeros_like(self._sum), 0
+        if self.history.add(row):
+            self.best = _copy(weights)
+
+    @torch.no_grad()
+    def _measure(self) -> tuple[float | None, float | None]:
+        if not self.held_out:
+            return None, None
+        network = self.model if self.average is None or not self.step else self.average.module
+        network.eval()
+        loss, right, known = 0.0, 0, True
+        batches = self.held.plain(self.held_out, batch=self.settings.batch, rank=self.team.rank, world=self.team.world)
+        for batch in batches:
+            if not len(batch.images):
+                continue
+            judged = self._judged(network, batch)
+            loss += float(judged.loss.sum())
+            known = known and judged.right is not None
+            right += 0 if judged.right is None else int(judged.right.sum())
+        sums = self.team.words([loss, float(right), float(known)])
+        count = len(self.held_out)
+        total, rights = (sum(found[place] for found in sums) / count for place in (0, 1))
+        return total, rights if all(found[2] for found in sums) else None
+
+    def _hopeless(self, rate: float) -> bool:
+        rows, first = self.history.rows, self.history.first
+        now = rows[-1]
+        if now.held_loss is None or first.held_loss is None:
+            return False
+        lost = first.held_right is not None and now.held_right is not None and first.held_right > 0
+        if lost and now.held_right < COLLAPSE * first.held_right:  # type: ignore[operator]
+            self.history.stopped = (
+                f"held-out {self.goal.right} collapsed from {100 * first.held_right:.2f} % to "  # type: ignore[operator]
+                f"{100 * now.held_right:.2f} % by step {self.step}: lr={self.settings.lr:g} is too large; training "  # type: ignore[operator]
+                "stopped, the best weights are kept. Try a tenth of it."
+            )
+        since = sum(1 for row in rows if row.step > self.history.best)
+        if self.history.stopped is None and self.settings.patience and since >= self.settings.patience:
+            self.history.stopped = f"no better for {since} checks; training stopped at step {self.step}."
+        return self.history.stopped is not None
+
+    def _say(self, started: float, begun: int) -> None:
+        row = self.history.rows[-1]
+        left = (time.monotonic() - started) / max(1, self.step - begun) * (self.steps - self.step)
+        said = zip(self.history.heads, row.cells(self.settings.epochs), strict=True)
+        text = ", ".join(f"{head} {cell}" for head, cell in said if cell)
+        self.stage.label(f"{text}, {int(left) // 60}:{int(left) % 60:02d} left")
+
+    def _keep(self) -> None:
+        if self.checkpoint is None:
+            return
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        state = {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "best": self.best,
+            "history": self.history.to_json(),
+            "sum": float(self._sum),
+            "since": self._since,
+            "random": torch.get_rng_state(),
+            "random_cuda": cuda,
+        }
+        self.checkpoint.keep(self.arguments, state)
+
+    def _restore(self) -> bool:
+        """Go on from the last checkpoint, which the lead has."""
+        state = self.team.share(None if self.checkpoint is None else self.checkpoint.load(self.arguments))
+        if state is None:
+            return False
+        self.step = state["step"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self.best = {key: value.to(self.device) for key, value in state["best"].items()}
+        self.history = History.from_json(state["history"])
+        self._sum, self._since = torch.tensor(state["sum"], device=self.device), state["since"]
+        torch.set_rng_state(state["random"].cpu())
+        if state["random_cuda"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.device)
+        for _ in range(self.step):
+            self.stage.advance()
+        return True
+
+
+def _training_mode(model: nn.Module, *, dropout: bool) -> None:
+    """Batch norms keep their statistics: what the network learnt on is not what it is tuned on."""
+    model.train(dropout)
+    for module in model.modules():
+        if isinstance(module, BATCH_NORMS):
+            module.eval()
+
+
+def _copy(weights: Weights) -> Weights:
+    return {key: value.detach().clone() for key, value in weights.items()}
+
+
+def _half(precision: str, device: torch.device) -> torch.dtype | None:
+    """The dtype of mixed precision; by itself only where a GPU gains from it."""
+    if precision == "off" or (precision == "auto" and device.type != "cuda"):
+        return None
+    return torch.float16 if precision == "fp16" else torch.bfloat16

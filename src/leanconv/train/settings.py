@@ -1,0 +1,115 @@
+"""What ``finetune`` was asked to do, checked in one place."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from leanconv.errors import LeanconvError, listing
+
+Optimizer = Literal["sgd", "adam"]
+Schedule = Literal["constant", "cosine"]
+Precision = Literal["auto", "off", "bf16", "fp16"]
+
+OPTIMIZERS = ("sgd", "adam")
+SCHEDULES = ("constant", "cosine")
+PRECISIONS = ("auto", "off", "bf16", "fp16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Of one run. With labels the defaults are the paper's: 1e-5, batches of 128, 5 epochs, plain SGD."""
+
+    epochs: int
+    batch: int  # images a step of one process
+    lr: float
+    optimizer: Optimizer
+    weight_decay: float
+    schedule: Schedule
+    warmup: int  # steps over which the rate rises to lr
+    ema: float  # of the weights, 0 is off
+    clip: float  # largest norm of a gradient, 0 is off
+    precision: Precision
+    holdout: float  # share of the data that is not trained on
+    check_every: int  # steps, 0: once an epoch
+    patience: int  # checks without a better score before it stops, 0: never
+    checkpoint_every: int  # steps
+    seed: int
+
+    @classmethod
+    def check(
+        cls,
+        *,
+        distill: bool,
+        epochs: Any,
+        batch: Any,
+        lr: Any,
+        optimizer: Any,
+        weight_decay: Any,
+        schedule: Any,
+        warmup: Any,
+        ema: Any,
+        clip: Any,
+        precision: Any,
+        holdout: Any,
+        check_every: Any,
+        patience: Any,
+        checkpoint_every: Any,
+        seed: Any,
+    ) -> Settings:
+        """None stands for the default: of ``distill`` or of training with labels."""
+        optimizer = ("adam" if distill else "sgd") if optimizer is None else optimizer
+        for name, value, allowed in (
+            ("optimizer", optimizer, OPTIMIZERS),
+            ("schedule", schedule, SCHEDULES),
+            ("precision", precision, PRECISIONS),
+        ):
+            if value not in allowed:
+                words = listing([repr(word) for word in allowed])
+                raise LeanconvError(f"{name}={value!r} is not known; use {words}.")
+        return cls(
+            epochs=_whole("epochs", epochs, 1),
+            batch=_whole("batch", batch, 1),
+            lr=_number("lr", (1e-4 if distill else 1e-5) if lr is None else lr, above=0.0),
+            optimizer=optimizer,
+            weight_decay=_number("weight_decay", weight_decay, least=0.0),
+            schedule=schedule,
+            warmup=_whole("warmup", warmup, 0),
+            ema=_number("ema", ema, least=0.0, under=1.0),
+            clip=_number("clip", clip, least=0.0),
+            precision=precision,
+            holdout=_number("holdout", holdout, least=0.0, under=1.0),
+            check_every=_whole("check_every", check_every, 0),
+            patience=_whole("patience", patience, 0),
+            checkpoint_every=_whole("checkpoint_every", checkpoint_every, 1),
+            seed=_whole("seed", seed, 0),
+        )
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of step ``step`` (from 0) of ``steps``."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        if self.schedule == "constant":
+            return self.lr
+        share = (step - self.warmup) / max(1, steps - self.warmup)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
+        raise LeanconvError(f"{name}={value!r} must be a whole number, at least {least}.")
+    return int(value)
+
+
+def _number(
+    name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf, under: float = math.inf
+) -> float:
+    good = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not (good and least <= value < under and value > above):
+        bounds = [f"at least {least:g}"] if least > -math.inf else []
+        bounds += [f"above {above:g}"] if above > -math.inf else []
+        bounds += [f"under {under:g}"] if under < math.inf else []
+        raise LeanconvError(f"{name}={value!r} must be a number {' and '.join(bounds)}.")
+    return float(value)
