@@ -11,13 +11,14 @@ SOURCE = Path(__file__).parents[1] / "src" / "leanconv"
 
 # Bottom first. Rooms of one storey do not import each other.
 STOREYS = [
-    {"errors", "_version", "table", "progress", "methods", "locked"},
-    {"solve", "models"},
+    {"errors", "_version", "table", "progress", "methods"},
+    {"solve", "models", "locked"},
     {"network", "images"},
     {"ranks", "calibrate", "evaluate"},
     {"options", "fit", "entrance", "team"},
     {"result", "inspection", "workdir"},
     {"storage", "engine", "spectra"},
+    {"reconstruction"},
     {"solving", "baselines"},
     {"job"},
     {"_accelerate", "train"},

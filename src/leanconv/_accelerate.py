@@ -16,8 +16,7 @@ from leanconv.calibrate.memory import Memory, parse_memory
 from leanconv.engine import Clock, Engine
 from leanconv.entrance import check_model, device_of, parse_device, quiet_collector, untouched_rng
 from leanconv.job import Job
-from leanconv.network.geometry import Scheme
-from leanconv.options import Options
+from leanconv.options import Method, Options
 from leanconv.progress import reporter
 from leanconv.result import Accelerated
 from leanconv.team import Failed, Team
@@ -28,7 +27,7 @@ def accelerate(
     model: nn.Module,
     images: Iterable[Any],
     speedup: float = 4.0,
-    scheme: Scheme = "3d",
+    scheme: Method = "3d",
     solver: Literal["linear", "nonlinear"] = "nonlinear",
     asymmetric: bool = True,
     ranks: Literal["uniform", "energy"] | Mapping[str, Any] = "energy",
@@ -50,7 +49,8 @@ def accelerate(
             images are plenty, a few hundred often enough. They are read once and kept in memory.
         speedup: convolution MACs before / after. Met exactly: ``speedup <= achieved < 1.02 * speedup``.
         scheme: ``"channel"`` (k x k, d') + (1 x 1, d); ``"spatial"`` (k x 1, d'') + (1 x k, d), weights only;
-            ``"3d"`` (k x 1, d'') + (1 x k, d') + (1 x 1, d).
+            ``"3d"`` (k x 1, d'') + (1 x k, d') + (1 x 1, d); ``"spatial-sgd"``: like spatial, its filters then trained
+            to give the original's responses (a baseline: it is slow).
         solver: ``"linear"`` fits responses; ``"nonlinear"`` fits what is left of them behind the activation.
         asymmetric: fit each layer to the input the layers already accelerated give it, so errors do not pile up.
         ranks: ``"energy"`` keeps the largest product of PCA energies; ``"uniform"`` gives every layer the same
@@ -147,7 +147,7 @@ def _begin(
 def reachable(
     model: nn.Module,
     images: Iterable[Any],
-    scheme: Scheme = "3d",
+    scheme: Method = "3d",
     skip: Iterable[str] | None = None,
     device: torch.device | str | None = None,
     *,

@@ -81,9 +81,10 @@ def channel_spectrum(probe: Probe, responses: Responses) -> Tensor:
     return values.sum(0)[: probe.site.geometry.channel_limit]
 
 
-def split_factors(probe: Probe, split: SpatialFactors) -> Factors:
-    """The weight-only spatial split: nothing to fit."""
-    return Factors((split.vertical, split.horizontal), probe.bias)
+def split_factors(probe: Probe) -> Factors:
+    """A probe whose filters are the product of a spatial split, as it is."""
+    assert probe.split is not None
+    return Factors((probe.split.vertical, probe.split.horizontal), probe.bias)
 
 
 def _solve(target: Responses, given: Responses, rank: int, r: Activation | None, space: ResponseSpace) -> LowRank:

@@ -82,7 +82,7 @@ class Job:
             survey=found,
             sites=sites,
             skipped=skipped,
-            links=find_links(trial, list(sites.values())) if options.scheme != "spatial" else [],
+            links=find_links(trial, list(sites.values())) if options.form != "spatial" else [],
             options=options,
             device=device,
             dtype=torch.float64 if double else torch.float32,
@@ -97,7 +97,7 @@ class Job:
     def reachable(self) -> float:
         """The largest speed-up there is."""
         candidates = [Candidate(name=s.name, geometry=s.geometry, cost=s.cost) for s in self.sites.values()]
-        return reachable(candidates, self._pairs(), fixed=self.fixed_macs, scheme=self.options.scheme)
+        return reachable(candidates, self._pairs(), fixed=self.fixed_macs, scheme=self.options.form)
 
     def _pairs(self) -> Pairs:
         return [(link.giver.name, link.taker.name) for link in self.links]
@@ -166,7 +166,7 @@ class Job:
         pairs = self._pairs()
         if isinstance(self.options.ranks, Mapping):
             geometries = {name: site.geometry for name, site in self.sites.items()}
-            plan = by_hand(self.options.ranks, geometries, self.skipped, self.options.scheme)
+            plan = by_hand(self.options.ranks, geometries, self.skipped, self.options.form)
             for name in [name for name in self.sites if name not in plan]:
                 del self.sites[name]
                 self.skipped[name] = reasons.NOT_NAMED
@@ -175,7 +175,7 @@ class Job:
         engine.look(list(dense.values()))
         targets = engine.targets(list(dense.values()))
         with engine.clock.stage("statistics"):
-            spectra = Spectra(dense, targets, self.options.scheme, engine.work)
+            spectra = Spectra(dense, targets, self.options.form, engine.work)
             if engine.team.lead:
                 spectra.measure()
         with engine.clock.stage("choosing ranks"):
@@ -186,7 +186,7 @@ class Job:
                     pairs,
                     fixed=self.fixed_macs,
                     speedup=self.options.speedup,
-                    scheme=self.options.scheme,
+                    scheme=self.options.form,
                     method=self.options.ranks,
                 )
             plan, pairs = engine.team.share((plan, pairs))
@@ -216,7 +216,7 @@ class Job:
                 takers[name] = site
                 continue
             targets.drop(name)
-            if self.options.scheme == "spatial" and not site.geometry.splits_spatially:
+            if self.options.form == "spatial" and not site.geometry.splits_spatially:
                 self.skipped[name] = reasons.NOT_SPATIAL
             elif site.cost.channel(1) >= site.cost.dense:
                 self.skipped[name] = reasons.NOT_CHEAPER

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.network.geometry import SCHEMES, Scheme
+from leanconv.network.geometry import Scheme
 
 Solver = Literal["linear", "nonlinear"]
 Layers = Literal["conv", "all"]
@@ -17,6 +17,8 @@ Layers = Literal["conv", "all"]
 SOLVERS = ("linear", "nonlinear")
 RANKS = ("uniform", "energy")
 LAYERS = ("conv", "all")
+Method = Scheme | Literal["spatial-sgd"]
+METHODS: tuple[Method, ...] = ("channel", "spatial", "3d", "spatial-sgd")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,7 @@ class Options:
     """The arguments of one call. ``ranks`` is a method or a mapping of layer to rank; ``skip`` None is the default."""
 
     speedup: float
-    scheme: Scheme
+    scheme: Method
     solver: Solver
     asymmetric: bool
     ranks: Literal["uniform", "energy"] | Mapping[str, Any]
@@ -48,7 +50,7 @@ class Options:
         seed: Any = 0,
     ) -> Options:
         """Options from raw arguments, or a LeanconvError that names the wrong one."""
-        _one_of("scheme", scheme, SCHEMES)
+        _one_of("scheme", scheme, METHODS)
         _one_of("solver", solver, SOLVERS)
         _one_of("layers", layers, LAYERS)
         if not isinstance(ranks, Mapping):
@@ -71,6 +73,11 @@ class Options:
             samples=int(samples),
             seed=int(seed),
         )
+
+    @property
+    def form(self) -> Scheme:
+        """What a layer is replaced by: ``spatial-sgd`` differs from ``spatial`` in the numbers only."""
+        return "spatial" if self.scheme == "spatial-sgd" else self.scheme
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Options:

@@ -12,6 +12,7 @@ from leanconv.fit import Fit, fit_site, measure, split_factors
 from leanconv.network.replace import Change, Factors, replace
 from leanconv.network.sites import Site
 from leanconv.ranks import Choice, Plan
+from leanconv.reconstruction import reconstructed
 from leanconv.solve import SpatialFactors
 
 
@@ -30,7 +31,7 @@ class Solving:
     def run(self) -> dict[str, float]:
         """The error of every site and taker."""
         options = self.engine.options
-        if options.scheme == "spatial":
+        if options.form == "spatial":
             return self._split()
         if not options.asymmetric:
             return self._symmetric() | self._measured(self.takers)
@@ -45,10 +46,21 @@ class Solving:
         )
 
     def _split(self) -> dict[str, float]:
-        """The spatial scheme: nothing to fit. Errors are measured in the network as it ends up."""
-        for name, probe in self.probes.items():
-            self._put(name, Fit(split_factors(probe, self.splits[name]), 0.0))
-        return self._measured(self.probes)
+        """The spatial schemes: nothing to fit, or fitted to the original's responses by descent. Errors are measured
+        in the network as it ends up."""
+        engine, probes = self.engine, dict(self.probes)
+        with engine.reporter.stage("solving", len(probes)) as stage:
+            for number, (name, probe) in enumerate(self.probes.items(), 1):
+                if engine.options.scheme == "spatial-sgd":
+                    with engine.clock.stage("solving"):
+                        lead = engine.team.lead
+                        found = reconstructed(engine, self.dense[name], self.splits[name]) if lead else None
+                    split, bias = engine.team.share(found)
+                    probes[name] = Probe(probe.site, split.product(), bias, split)
+                    stage.label(f"{number}/{len(probes)} {self._describe(name)}")
+                stage.advance()
+                self._put(name, Fit(split_factors(probes[name]), 0.0))
+        return self._measured(probes)
 
     def _symmetric(self) -> dict[str, float]:
         """Every site fitted to the original's inputs."""

@@ -18,7 +18,7 @@ def accelerate(
     images: Annotated[Path, typer.Option(help="Folder or .tar of images; class folders do not matter.")],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
     speedup: Annotated[float, typer.Option(help="Convolution MACs before / after.")] = 4.0,
-    scheme: Annotated[str, typer.Option(help="channel, spatial or 3d.")] = "3d",
+    scheme: Annotated[str, typer.Option(help="channel, spatial, 3d, or spatial-sgd (a slow baseline).")] = "3d",
     solver: Annotated[str, typer.Option(help="linear or nonlinear.")] = "nonlinear",
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
     ranks: Annotated[

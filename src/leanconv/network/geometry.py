@@ -10,7 +10,6 @@ from typing import Any, Literal
 from torch import nn
 
 Scheme = Literal["channel", "spatial", "3d"]
-SCHEMES: tuple[Scheme, ...] = ("channel", "spatial", "3d")
 
 Kind = Literal["conv1d", "conv2d", "conv3d", "linear"]
 Size = tuple[int, ...]
