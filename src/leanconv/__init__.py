@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     from leanconv._accelerate import accelerate, reachable
     from leanconv.result import Accelerated, LayerReport
     from leanconv.storage import load, load_result
+    from leanconv.train.finetune import FineTuned, finetune
 
 __all__ = [
     "Accelerated",
+    "FineTuned",
     "LayerReport",
     "LeanconvError",
     "__version__",
     "accelerate",
+    "finetune",
     "load",
     "load_result",
     "reachable",
@@ -30,6 +33,8 @@ _WHERE = {
     "reachable": "leanconv._accelerate",
     "Accelerated": "leanconv.result",
     "LayerReport": "leanconv.result",
+    "FineTuned": "leanconv.train.finetune",
+    "finetune": "leanconv.train.finetune",
     "load": "leanconv.storage",
     "load_result": "leanconv.storage",
 }
