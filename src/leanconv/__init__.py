@@ -9,6 +9,7 @@ from leanconv._version import __version__
 from leanconv.errors import LeanconvError
 
 if TYPE_CHECKING:
+    from leanconv import models
     from leanconv._accelerate import accelerate, reachable
     from leanconv.result import Accelerated, LayerReport
     from leanconv.storage import load, load_result
@@ -24,6 +25,7 @@ __all__ = [
     "finetune",
     "load",
     "load_result",
+    "models",
     "reachable",
 ]
 
@@ -37,13 +39,15 @@ _WHERE = {
     "finetune": "leanconv.train.finetune",
     "load": "leanconv.storage",
     "load_result": "leanconv.storage",
+    "models": "leanconv.models",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'leanconv' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_WHERE[name]), name)
+    module = importlib.import_module(_WHERE[name])
+    value = module if _WHERE[name] == f"leanconv.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from leanconv.network.source import Source
 
 Model = Annotated[
-    str, typer.Argument(help="A torchvision builder (vgg16), timm:NAME, file.py:callable, or a saved folder.")
+    str,
+    typer.Argument(
+        help="A torchvision builder (vgg16), timm:NAME, leanconv:NAME (spp10, vgg16_cifar, character_cnn), "
+        "file.py:callable, or a saved folder."
+    ),
 ]
 Weights = Annotated[
     str | None,
@@ -60,9 +64,11 @@ def load_network(spec: str, weights: str | None, classes: int | None, *, default
     """The network ``spec`` names. ``default_weights`` is what no --weights means for a named network."""
     from leanconv.network.source import Source, build
 
-    if ":" in spec and not spec.startswith("timm:"):
+    library, colon, name = spec.partition(":")
+    if not colon:
+        library, name = "torchvision", spec
+    elif library not in ("timm", "leanconv"):
         return _from_file(spec, weights)
-    library, name = ("timm", spec.removeprefix("timm:")) if spec.startswith("timm:") else ("torchvision", spec)
     source = Source(library=library, name=name, classes=classes)  # type: ignore[arg-type]
     asked = default_weights if weights is None else weights
     if _is_file(asked):
@@ -73,6 +79,13 @@ def load_network(spec: str, weights: str | None, classes: int | None, *, default
         return Network(build(source), source)
     if library == "timm":
         return Network(_downloaded(lambda: build(source, pretrained=True), spec), source)
+    if library == "leanconv":
+        build(source)  # says if there is no such network, and which are near
+        missing = "" if weights is None else f", and {weights!r} is no file"
+        raise LeanconvError(
+            f"MODEL {spec!r} has no trained weights by name{missing}; give --weights FILE, or --weights none for "
+            "random ones."
+        )
     return _torchvision(source, asked)
 
 

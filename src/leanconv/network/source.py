@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from leanconv import models
 from leanconv.errors import LeanconvError, unknown_name
 from leanconv.network.blank import blank
 from leanconv.network.recognise import has_hooks
@@ -20,10 +21,10 @@ from leanconv.network.recognise import has_hooks
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """``torchvision`` and ``timm`` networks are built by name. ``other`` needs the user's own code: ``name`` only
-    says which, since nothing a file names is ever run."""
+    """``torchvision``, ``timm`` and leanconv's own networks are built by name. ``other`` needs the user's own code:
+    ``name`` only says which, since nothing a file names is ever run."""
 
-    library: Literal["torchvision", "timm", "other"]
+    library: Literal["torchvision", "timm", "leanconv", "other"]
     name: str
     classes: int | None = None
     flags: tuple[tuple[str, bool], ...] = ()  # builder arguments; only those of VARIANTS
@@ -35,7 +36,7 @@ class Source:
     def from_json(cls, data: dict[str, Any]) -> Source:
         flags = tuple((str(key), bool(value)) for key, value in data["flags"].items())
         classes = None if data["classes"] is None else int(data["classes"])
-        if data["library"] not in ("torchvision", "timm", "other") or flags not in VARIANTS:
+        if data["library"] not in ("torchvision", "timm", "leanconv", "other") or flags not in VARIANTS:
             raise ValueError(f"source {data}")
         return cls(library=data["library"], name=str(data["name"]), classes=classes, flags=flags)
 
@@ -50,22 +51,31 @@ VARIANTS: tuple[tuple[tuple[str, bool], ...], ...] = (
 
 
 def identify(model: nn.Module) -> Source:
-    """The source of a live network: a torchvision builder whose product is the same in every respect but weights."""
+    """The source of a live network: a builder of torchvision's or leanconv's own whose product is the same in every
+    respect but weights."""
     kind = type(model)
     # Hooks and forwards set on an instance would be lost in rebuilding.
     if any(has_hooks(module) for module in model.modules()):
         return Source(library="other", name=f"{kind.__module__}.{kind.__qualname__} with hooks of its own")
+    candidates = list(_candidates(kind, _last_outputs(model)))
+    fingerprint = _fingerprint(model) if candidates else []
+    for source in candidates:
+        if _built(source) == fingerprint:
+            return source
+    return Source(library="other", name=f"{kind.__module__}.{kind.__qualname__}")
+
+
+def _candidates(kind: type[nn.Module], outputs: int | None) -> Iterator[Source]:
+    """What could have built a network of this class. The builders' own choices first: most networks are that."""
     if kind.__module__.startswith("torchvision.models."):
         from torchvision.models import get_model_builder, list_models
 
-        outputs, fingerprint = _last_outputs(model), _fingerprint(model)
         family = [name for name in list_models() if get_model_builder(name).__module__ == kind.__module__]
-        # The builders' own choices first: most networks are that.
         for flags, classes, name in product(VARIANTS, (None, outputs), family):
-            source = Source(library="torchvision", name=name, classes=classes, flags=flags)
-            if _built(source) == fingerprint:
-                return source
-    return Source(library="other", name=f"{kind.__module__}.{kind.__qualname__}")
+            yield Source(library="torchvision", name=name, classes=classes, flags=flags)
+    elif kind.__module__.startswith("leanconv.models."):
+        for classes, name in product((None, outputs), models.BUILDERS):
+            yield Source(library="leanconv", name=name, classes=classes)
 
 
 def confirmed(model: nn.Module, found: Source, source: Source) -> Source:
@@ -101,6 +111,10 @@ def build(source: Source, *, pretrained: Any = None) -> nn.Module:
             raise unknown_name(source.name, timm.list_models(), what="timm model", where="MODEL")
         network: nn.Module = timm.create_model(source.name, pretrained=bool(pretrained), **arguments)
         return network
+    if source.library == "leanconv":
+        if source.name not in models.BUILDERS:
+            raise unknown_name(source.name, models.BUILDERS, what="leanconv model", where="MODEL")
+        return models.BUILDERS[source.name](**arguments)
     raise LeanconvError(
         f"this network is {source.name!r}, which leanconv cannot build by name; build it yourself (any weights) and "
         "pass it: leanconv.load(folder, model=...), or --model file.py:callable."

@@ -11,12 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms import v2
 
+from leanconv.errors import LeanconvError
 from leanconv.images import Picture, Preprocess
 from leanconv.train.examples import Unreadable
 
 
 def crop_and_flip(padding: int) -> _CropAndFlip:
     """Of tensors: images moved by up to ``padding`` pixels each way, zeros moving in, and mirrored half the time."""
+    if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
+        raise LeanconvError(f"padding={padding!r} must be a whole number, at least 0.")
     return _CropAndFlip(padding)
 
 
@@ -34,6 +37,32 @@ class _CropAndFlip:
         rows = torch.arange(h, device=images.device).expand(n, h) + down
         numbers = torch.arange(n, device=images.device)[:, None, None]
         return wide[numbers, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+def random_views(smallest: float = 0.4, mix: float = 0.0) -> _RandomViews:
+    """Of tensors: a square part of every image, of at least this share of its area, brought back to its size, mirrored
+    half the time and a little brighter or darker; a share ``mix`` of the images is mixed with another one, which only
+    an original network can name (distillation)."""
+    return _RandomViews(smallest, mix)
+
+
+@dataclass(frozen=True)
+class _RandomViews:
+    smallest: float
+    mix: float
+
+    def __call__(self, images: Tensor) -> Tensor:
+        n = len(images)
+        side = torch.empty(n).uniform_(self.smallest, 1.0).sqrt()
+        mirror = torch.where(torch.rand(n) < 0.5, -1.0, 1.0)
+        place = (1 - side)[:, None] * torch.empty(n, 2).uniform_(-1.0, 1.0)
+        zero = torch.zeros(n)
+        rows = [torch.stack([side * mirror, zero, place[:, 0]], 1), torch.stack([zero, side, place[:, 1]], 1)]
+        grid = F.affine_grid(torch.stack(rows, 1).to(images), list(images.shape), align_corners=False)
+        seen = F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+        seen = seen * torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2).to(images)
+        share = torch.where(torch.rand(n) < self.mix, torch.rand(n), torch.ones(n)).to(images)[:, None, None, None]
+        return torch.lerp(seen[torch.randperm(n).to(images.device)], seen, share)
 
 
 @dataclass(frozen=True)
@@ -62,7 +91,7 @@ class PictureSet:
         try:
             image = prepare(picture.read())
         except Exception as error:  # a decoder can raise anything on a damaged file
-            raise Unreadable(f"{picture.name}: {type(error).__name__}") from None
+            raise Unreadable(picture.name, type(error).__name__) from None
         return image if self.classes is None else (image, self.classes[picture.label or ""])
 
     def _drawn(self) -> Preprocess:
