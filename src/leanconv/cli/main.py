@@ -17,6 +17,7 @@ from leanconv.cli import output
 from leanconv.cli.accelerate import accelerate
 from leanconv.cli.demo import demo
 from leanconv.cli.evaluate import evaluate
+from leanconv.cli.finetune import finetune
 from leanconv.cli.inspect import inspect
 
 app = typer.Typer(
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (accelerate, inspect, evaluate, demo):
+for command in (accelerate, inspect, evaluate, finetune, demo):
     app.command()(command)
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from leanconv.images import Preprocess
+    from leanconv.result import Accelerated
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,18 @@ def open_network(
             raise LeanconvError(f"--model goes with a saved folder, and {spec!r} is none.")
         network = given.load_network(spec, weights, classes, default_weights=default_weights)
         return Opened(network.model, network.preset)
-    from leanconv.images import Preprocess
     from leanconv.storage import load_result
 
     if weights is not None:
         raise LeanconvError("--weights does not go with a saved folder, which has its own.")
     base = None if original is None else given.load_network(original, "none", classes, default_weights="none").model
-    result = load_result(Path(spec), base)
+    return opened(load_result(Path(spec), base))
+
+
+def opened(result: Accelerated) -> Opened:
+    """A saved result's network, and the preprocessing it remembers."""
+    from leanconv.images import Preprocess
+
     if result.preprocess is None:
         return Opened(result.model)
     return Opened(result.model, result.preprocess["preset"], Preprocess.from_json(result.preprocess))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,13 @@ from leanconv.locked import lock_folder
 STATE = "state.pt"
 PART = f"{STATE}.part"
 FORMAT = "leanconv-training-1"
+# Arguments that are known by a digest, and what to say where it differs.
+DIGESTS = {
+    "network": "another network, or other weights",
+    "original": "another original, or none",
+    "data": "other images",
+    "validation": "other validation images, or none",
+}
 
 
 class Checkpoint:
@@ -47,7 +53,7 @@ class Checkpoint:
             return None
         try:
             held: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        except Exception as error:  # torch's loader can raise anything on a damaged file
             raise LeanconvError(
                 f"workdir={str(self.folder)!r}: {STATE} cannot be read ({type(error).__name__}); delete the folder."
             ) from None
@@ -57,6 +63,11 @@ class Checkpoint:
             )
         for key, value in arguments.items():
             known = held["arguments"].get(key)
+            if value != known and key in DIGESTS:
+                raise LeanconvError(
+                    f"workdir={str(self.folder)!r} holds a training with {DIGESTS[key]}; give the same again, or "
+                    "another workdir."
+                )
             if value != known:
                 raise LeanconvError(
                     f"workdir={str(self.folder)!r} holds a training with {key}={known!r}, but {key}={value!r} was "

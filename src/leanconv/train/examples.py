@@ -1,16 +1,21 @@
 """What is trained on, in an order that depends on nothing but the seed.
 
-Which images a step sees, and what is drawn to change them, follows from (seed, epoch, index) alone: a run that goes on
-after being killed, or is shared out over processes, sees what it would have seen.
+Which images a step sees follows from (seed, epoch) alone, and what a dataset draws for an image from (seed, epoch,
+index): a run that goes on after being killed, or is shared out over processes, sees what it would have seen. What is
+drawn for a whole batch follows from (seed, epoch, process, its first image).
 """
 
 from __future__ import annotations
 
 import hashlib
+import operator
 import random
+import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from leanconv.errors import LeanconvError, listing
-
-# More than this share of unreadable pictures means the data, not a picture, is wrong.
-TOLERATED = 0.01
+from leanconv.images.batches import TOLERATED
 
 Augment = Callable[[Tensor], Tensor]
 
@@ -58,9 +61,9 @@ class Examples:
                     f"there are {len(images)} images and {len(labels)} labels; give one label an image."
                 )
             if self.labelled and labels is None:
-                raise LeanconvError(
-                    "the data has no labels; give pairs of image and class, or distill from the original."
-                )
+                raise _no_labels()
+            if self.labelled and labels is not None:
+                self._tensors = images, _class_indices(labels)
         elif not (hasattr(self.data, "__len__") and hasattr(self.data, "__getitem__")):
             raise LeanconvError(
                 f"data is a {type(self.data).__name__}; give tensors or a dataset with a length and items, so that it "
@@ -78,13 +81,16 @@ class Examples:
     def training(
         self, indices: Sequence[int], *, batch: int, seed: int, epoch: int, start: int, rank: int, world: int
     ) -> Iterator[Batch]:
-        """The batches of an epoch from step ``start`` on; every process has its share of each."""
-        shuffled = torch.randperm(len(indices), generator=torch.Generator().manual_seed(_mixed(seed, epoch)))
+        """The batches of an epoch from step ``start`` on; every process has its share of each.
+
+        ``indices``: in order.
+        """
+        shuffled = torch.randperm(len(indices), generator=torch.Generator().manual_seed(mixed(seed, epoch)))
         order = [indices[number] for number in shuffled.tolist()]
         together = batch * world
         firsts = range(start * together, self.steps(order, together) * together, together)
         steps = [order[first : first + together] for first in firsts]
-        yield from self._batches(self.data, steps, rank, world, (seed, epoch), self.augment)
+        yield from self._batches(_Seeded(self.data, indices, (seed, epoch)), steps, rank, world, self.augment)
 
     @staticmethod
     def steps(indices: Sequence[int], together: int) -> int:
@@ -92,120 +98,162 @@ class Examples:
         return max(1, len(indices) // together)
 
     def plain(self, indices: Sequence[int], *, batch: int, rank: int, world: int) -> Iterator[Batch]:
-        """In order, unchanged: for measuring."""
+        """In order, unchanged: for measuring. A process without a share of the last batch is not given it."""
         steps = [indices[first : first + batch * world] for first in range(0, len(indices), batch * world)]
         data = self.data.unchanged() if hasattr(self.data, "unchanged") else self.data
-        yield from self._batches(data, steps, rank, world, (0, 0), None)
+        yield from self._batches(_Seeded(data, indices, (0, 0)), steps, rank, world, None)
 
     def _batches(
-        self,
-        data: Any,
-        steps: Sequence[Sequence[int]],
-        rank: int,
-        world: int,
-        drawn: tuple[int, int],
-        augment: Augment | None,
+        self, data: _Seeded, steps: Sequence[Sequence[int]], rank: int, world: int, augment: Augment | None
     ) -> Iterator[Batch]:
-        mine = [list(step[rank::world]) for step in steps]
-        counts = [len(step) for step in steps]
+        mine = [list(step[rank::world]) for step in steps if len(step) > rank]
+        counts = [len(step) for step in steps if len(step) > rank]
         if self._tensors is not None:
             images, labels = self._tensors
             loaded: Iterator[tuple[Tensor, Tensor | None]] = (
                 (images[chosen], None if labels is None else labels[chosen]) for chosen in mine
             )
         else:
-            loaded = self._loaded(data, mine, drawn)
-        for number, ((pictures, classes), count) in enumerate(zip(loaded, counts, strict=True)):
-            if augment is not None and len(pictures):
-                with _seeded(_mixed(*drawn, rank, mine[number][0])):
+            loaded = self._loaded(data, mine)
+        for chosen, (pictures, classes), count in zip(mine, loaded, counts, strict=True):
+            if augment is not None:
+                with seeded(mixed(*data.drawn, rank, chosen[0])):
                     pictures = augment(pictures)
             yield Batch(pictures, classes if self.labelled else None, count)
 
-    def _loaded(
-        self, data: Any, steps: list[list[int]], drawn: tuple[int, int]
-    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _loaded(self, data: _Seeded, steps: list[list[int]]) -> Iterator[tuple[Tensor, Tensor | None]]:
         loader = DataLoader(
-            _Seeded(data, drawn),
+            data,
             batch_sampler=steps,
             num_workers=self.workers,
-            collate_fn=_collate,
+            collate_fn=partial(_collate, labelled=self.labelled),
             generator=torch.Generator(),  # or it would draw from the user's
         )
-        for images, labels, bad in loader:
-            for name in bad:
-                if name not in self.bad:
-                    self.bad.append(name)
-            if len(self.bad) > max(1, TOLERATED * len(self)):
-                raise LeanconvError(
-                    f"{len(self.bad)} of {len(self)} images cannot be read ({listing(self.bad, 3)}), more than 1 %; "
-                    "repair or remove them."
-                )
+        for images, labels, bad, trouble in loader:
+            self._note(bad)
+            if trouble is not None:
+                raise LeanconvError(trouble)
             if self.labelled and labels is None:
-                raise LeanconvError(
-                    "the data has no labels; give pairs of image and class, or distill from the original."
-                )
+                raise _no_labels()
             yield images, labels
+
+    def _note(self, bad: list[Unreadable]) -> None:
+        for found in bad:
+            if found.name not in self.bad:
+                self.bad.append(found.name)
+                said = f"cannot read {found.name} ({found.reason}); the next image is taken."
+                print(f"leanconv: warning: {said}", file=sys.stderr, flush=True)
+        if len(self.bad) > TOLERATED * len(self):
+            raise LeanconvError(
+                f"{len(self.bad)} of {len(self)} images cannot be read ({listing(self.bad, 3)}), more than 1 %; "
+                "repair or remove them."
+            )
 
 
 def _no_labels() -> LeanconvError:
-    return LeanconvError("the data has no labels; give pairs of image and class, or distil from the original.")
+    return LeanconvError("the data has no labels; give pairs of image and class, or the original to learn from.")
 
 
 def _as_tensors(data: Any) -> tuple[Tensor, Tensor | None] | None:
     if isinstance(data, Tensor):
         return data, None
     pair = isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
-    return (data[0], data[1]) if pair and data[1].dim() == 1 else None
+    # Two tensors of as many dimensions are a dataset of two images.
+    return (data[0], data[1]) if pair and data[0].dim() > data[1].dim() > 0 else None
+
+
+def _class_indices(labels: Tensor) -> Tensor:
+    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise LeanconvError(
+            f"the labels are {labels.dtype} of shape {tuple(labels.shape)}; give one class index, a whole number, an "
+            "image."
+        )
+    return labels.long()
 
 
 class Unreadable(Exception):
-    """An item of a dataset that cannot be read, by name: another is taken instead."""
+    """An item of a dataset that cannot be read, by name, and why: another is taken instead."""
+
+    def __init__(self, name: str, reason: str):
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
 
 
-class _Seeded(Dataset[tuple[Any, list[str]]]):
-    """Items with what they draw fixed. In place of an unreadable one stands the next."""
+Item = tuple[Any, list[Unreadable]]
+Collated = tuple[Tensor, Tensor | None, list[Unreadable], str | None]
 
-    def __init__(self, data: Any, drawn: tuple[int, int]):
-        self._data, self._drawn = data, drawn
 
-    def __getitem__(self, index: int) -> tuple[Any, list[str]]:
-        bad: list[str] = []
-        for number in range(min(10, len(self._data))):
-            place = (index + number) % len(self._data)
+class _Seeded(Dataset[Item]):
+    """Items with what they draw fixed. In place of an unreadable one stands the next of the same ``part``, which is
+    in order: no image that is held out is trained on."""
+
+    def __init__(self, data: Any, part: Sequence[int], drawn: tuple[int, int]):
+        self._data, self._part, self.drawn = data, part, drawn
+
+    def __getitem__(self, index: int) -> Item:
+        bad: list[Unreadable] = []
+        first = bisect_left(self._part, index)
+        for number in range(min(10, len(self._part))):
+            place = self._part[(first + number) % len(self._part)]
             try:
-                with _seeded(_mixed(*self._drawn, place)):
+                with seeded(mixed(*self.drawn, place)):
                     return self._data[place], bad
             except Unreadable as error:
-                bad.append(str(error))
-        raise LeanconvError(f"ten images in a row cannot be read ({listing(bad, 3)}); repair or remove them.")
+                bad.append(error)
+        return None, bad
 
 
-def _collate(items: list[tuple[Any, list[str]]]) -> tuple[Tensor, Tensor | None, list[str]]:
-    bad = [name for _, names in items for name in names]
+def _collate(items: list[Item], *, labelled: bool) -> Collated:
+    """Images, labels, unreadable ones, and what is wrong: raised in a worker it would be no single sentence."""
+    bad = [found for _, several in items for found in several]
+    nothing = torch.empty(0)
     pairs = [item if isinstance(item, (tuple, list)) else (item, None) for item, _ in items]
-    shapes = {tuple(pair[0].shape) for pair in pairs}
+    images = [pair[0] for pair in pairs if len(pair) > 1 and isinstance(pair[0], Tensor)]
+    if len(images) < len(pairs):
+        return nothing, None, bad, _odd([item for item, _ in items], bad)
+    shapes = {tuple(image.shape) for image in images}
     if len(shapes) > 1:
-        raise LeanconvError(f"images have different shapes ({listing(sorted(shapes), 3)}); bring them to one size.")
-    images = torch.stack([pair[0] for pair in pairs])
-    labels = None if pairs[0][1] is None else torch.tensor([int(pair[1]) for pair in pairs])
-    return images, labels, bad
+        found = listing(sorted(shapes), 3)
+        return nothing, None, bad, f"images have different shapes ({found}); bring them to one size."
+    if not labelled or any(pair[1] is None for pair in pairs):
+        return torch.stack(images), None, bad, None
+    try:
+        labels = torch.tensor([operator.index(pair[1]) for pair in pairs])
+    except TypeError:
+        wrong = type(pairs[0][1]).__name__
+        return nothing, None, bad, f"a label is a {wrong}; give class indices, whole numbers."
+    return torch.stack(images), labels, bad, None
 
 
-def _mixed(*numbers: int) -> int:
-    """A seed from several numbers."""
-    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:4], "little")
+def _odd(items: list[Any], bad: list[Unreadable]) -> str:
+    if any(item is None for item in items):
+        names = listing([found.name for found in bad], 3)
+        return f"no image can be read among {len(bad)} in a row ({names}); repair or remove them."
+    return (
+        f"the dataset gives a {type(items[0]).__name__} where an image, a tensor, or a pair of image and class is "
+        "needed; give it such items."
+    )
+
+
+def mixed(*parts: int | str) -> int:
+    """A seed from several numbers and words."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "little")
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers from ``seed`` inside the block, the former states afterwards."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.random.set_rng_state(cpu)
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Random numbers from ``seed`` inside the block, on the CPU and the ``device``; the former states afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()
+    cuda = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        for place in cuda:
+            with torch.cuda.device(place):
+                torch.cuda.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

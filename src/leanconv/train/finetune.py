@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from leanconv.network.replace import Change
 from leanconv.progress import reporter
 from leanconv.result import Accelerated
 from leanconv.team import Failed, Team
+from leanconv.train.augment import PictureSet
 from leanconv.train.checkpoint import Checkpoint
 from leanconv.train.examples import Augment, Examples
 from leanconv.train.goals import Distillation, Goal, Supervised
 from leanconv.train.history import History
 from leanconv.train.loop import Loop
-from leanconv.train.settings import Optimizer, Precision, Schedule, Settings
+from leanconv.train.settings import Optimizer, Precision, Schedule, Settings, whole
 from leanconv.workdir import digest_of_model
 
 
@@ -82,7 +84,8 @@ def finetune(
             ``original``, images alone will do: a tensor, or a dataset of images.
         original: train without labels, to answer as this network does (and to have its feature maps on the way).
         validation: images to judge by, as ``data``; default: a share ``holdout`` of ``data``, which is not trained on.
-        augment: a batch of images in, as many out, changed; drawn anew each time (``leanconv.train.augment``).
+        augment: a batch of images in, as many out, changed; called for every batch that is trained on, and what it
+            draws is fixed by ``seed`` (``leanconv.train.augment`` has some).
         epochs, batch: ``batch`` images a step, of each process.
         lr, optimizer, weight_decay: default 1e-5 and "sgd" (momentum 0.9), as the paper has it; with ``original`` 1e-4
             and "adam". A larger rate forgets what the network knows.
@@ -95,7 +98,7 @@ def finetune(
             one (0: never).
         workdir, checkpoint_every: a folder for the state of the run, every so many steps. A run that was killed goes on
             from there when it is called again with the same arguments, and ends in the same weights.
-        seed: of the split, the order of the images and what is drawn to change them.
+        seed: of the split, the order of the images and all that is drawn.
 
     Under an initialised ``torch.distributed`` process group every process makes the same call and trains on its share.
     Batch norms keep their statistics.
@@ -123,18 +126,19 @@ def finetune(
         checkpoint_every=checkpoint_every,
         seed=seed,
     )
+    hands = whole("workers", workers, 0)
     place = device_of(model) if device is None else parse_device(device)
-    labelled = original is None
-    examples = Examples(data, labelled, augment, workers)
-    held = examples if validation is None else Examples(validation, labelled, None, workers)
-    training, held_out = _split(examples, held, settings)
     team = Team(place)
-    with untouched_rng(seed), torch.inference_mode(False), torch.enable_grad():
+    with untouched_rng(settings.seed), torch.inference_mode(False), torch.enable_grad(), _ending_all(team):
+        examples = Examples(data, original is None, augment, hands)
+        held = examples if validation is None else Examples(validation, original is None, None, hands)
+        training, held_out = _split(examples, held, settings, team.world)
         trained = _trainable(model, place)
         goal = _goal(network, original, place, features)
         arguments = {
             **asdict(settings),
             "features": features,
+            "augment": _named(augment),
             "network": digest_of_model(model),
             "original": None if original is None else digest_of_model(original),
             "data": _digest(examples),
@@ -144,42 +148,38 @@ def finetune(
             "torch": str(torch.__version__),
         }
         team.same("arguments", arguments)
-        checkpoint = Checkpoint(workdir) if workdir is not None and team.lead else None
-        try:
-            steps = settings.epochs * Examples.steps(training, settings.batch * team.world)
-            with reporter(progress and team.lead).stage("fine-tuning", steps) as stage:
-                loop = Loop(
-                    model=trained,
-                    goal=goal,
-                    examples=examples,
-                    training=training,
-                    held=held,
-                    held_out=held_out,
-                    settings=settings,
-                    device=place,
-                    team=team,
-                    stage=stage,
-                    checkpoint=checkpoint,
-                    arguments=arguments,
-                )
-                history = _run(loop, team)
-        finally:
-            if checkpoint is not None:
-                checkpoint.close()
-    trained.to(device_of(model)).to(next(model.parameters()).dtype)
-    for mine, given in zip(trained.parameters(), model.parameters(), strict=True):
-        mine.grad = None
-        mine.requires_grad_(given.requires_grad)
+        steps = settings.epochs * Examples.steps(training, settings.batch * team.world)
+        with (
+            _opened(workdir if team.lead else None) as checkpoint,
+            reporter(progress and team.lead).stage("fine-tuning", steps) as stage,
+        ):
+            loop = Loop(
+                model=trained,
+                goal=goal,
+                examples=examples,
+                training=training,
+                held=held,
+                held_out=held_out,
+                settings=settings,
+                device=place,
+                team=team,
+                stage=stage,
+                checkpoint=checkpoint,
+                arguments=arguments,
+            )
+            history = loop.run()
+    _as_given(trained, model)
     summary = {"history": history.to_json(), "settings": asdict(settings), "distilled": original is not None}
     result = replace(network, model=trained, training=summary) if isinstance(network, Accelerated) else None
     return FineTuned(trained, history, result)
 
 
-def _run(loop: Loop, team: Team) -> History:
+@contextmanager
+def _ending_all(team: Team) -> Iterator[None]:
+    """An error in one process ends all."""
     try:
-        history = loop.run()
-        team.words("done")  # who fails up to here ends all
-        return history
+        yield
+        team.words("done")
     except Failed:
         raise
     except BaseException as error:
@@ -187,29 +187,52 @@ def _run(loop: Loop, team: Team) -> History:
         raise
 
 
+@contextmanager
+def _opened(workdir: str | os.PathLike[str] | None) -> Iterator[Checkpoint | None]:
+    checkpoint = None if workdir is None else Checkpoint(workdir)
+    try:
+        yield checkpoint
+    finally:
+        if checkpoint is not None:
+            checkpoint.close()
+
+
+def _as_given(trained: nn.Module, model: nn.Module) -> None:
+    """Every tensor in the dtype and on the device of the one it was copied from."""
+    for mine, given in zip(
+        (*trained.parameters(), *trained.buffers()), (*model.parameters(), *model.buffers()), strict=True
+    ):
+        mine.data = mine.data.to(given.device, given.dtype)
+        mine.grad = None
+        mine.requires_grad_(given.requires_grad)
+
+
 def _trainable(model: nn.Module, device: torch.device) -> nn.Module:
     """A copy whose weights can be trained: single precision at least, and not frozen by having been loaded so."""
-    trained = copied(model).to(device)
-    if next(model.parameters()).dtype in (torch.float16, torch.bfloat16):
-        trained.float()
+    if next(model.parameters(), None) is None:
+        raise LeanconvError("the network has no weights to train; give one that has.")
+    trained = _single(copied(model).to(device))
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         trained.requires_grad_(True)
     return trained.eval()
+
+
+def _single(model: nn.Module) -> nn.Module:
+    half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
+    return model.float() if half else model
 
 
 def _goal(network: Accelerated | nn.Module, original: nn.Module | None, device: torch.device, features: int) -> Goal:
     if original is None:
         return Supervised()
     check_model(original)
-    if isinstance(features, bool) or not isinstance(features, int) or features < 0:
-        raise LeanconvError(f"features={features!r} must be a whole number, at least 0.")
-    places = _places(network.changes, features) if isinstance(network, Accelerated) else []
+    places = _places(network.changes, whole("features", features, 0)) if isinstance(network, Accelerated) else []
     missing = [place for place in places if place not in dict(original.named_modules())]
     if missing:
         raise LeanconvError(
             f"original has no layer {listing(missing, 2)}; give the network that was accelerated, or features=0."
         )
-    teacher = copied(original).to(device).eval().requires_grad_(False)
+    teacher = _single(copied(original).to(device)).eval().requires_grad_(False)
     return Distillation(teacher, places)
 
 
@@ -220,28 +243,43 @@ def _places(changes: Sequence[Change], count: int) -> list[str]:
     return [there[round((number + 1) * len(there) / count) - 1] for number in range(count)]
 
 
-def _split(examples: Examples, held: Examples, settings: Settings) -> tuple[list[int], list[int]]:
+def _split(examples: Examples, held: Examples, settings: Settings, world: int) -> tuple[list[int], list[int]]:
+    """Indices, in order, of the images to train on and of those held out."""
     count = len(examples)
     if count == 0 or len(held) == 0:
         raise LeanconvError(f"the {'validation ' if count else ''}data is empty; give images to train on.")
+    if count < world:
+        raise LeanconvError(
+            f"there are {count} images for {world} processes; give each at least one, or fewer processes."
+        )
     if held is not examples:
         return list(range(count)), list(range(len(held)))
     out = round(settings.holdout * count)
-    if (settings.holdout and out == 0) or out == count:
-        part = "hold out" if out == 0 else "train on"
+    if (settings.holdout and out == 0) or count - out < world:
+        part = "none to hold out" if out == 0 else "too few to train on"
         raise LeanconvError(
-            f"holdout={settings.holdout:g} of {count} images leaves none to {part}; give more images, another holdout "
-            "(0 holds out none), or validation images."
+            f"holdout={settings.holdout:g} of {count} images leaves {part}; give more images, another holdout (0 holds "
+            "out none), or validation images."
         )
     order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed)).tolist()
     return sorted(order[out:]), sorted(order[:out])
 
 
+def _named(augment: Augment | None) -> str | None:
+    """A function by its name: how it prints may differ from process to process."""
+    if augment is None or is_dataclass(augment):
+        return None if augment is None else repr(augment)
+    kind = augment if hasattr(augment, "__qualname__") else type(augment)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def _digest(examples: Examples) -> str:
-    """Of tensors their numbers, of pictures their names, of other datasets the length."""
+    """Of tensors their numbers, of pictures their names and what is made of them, of other datasets the length."""
     total = hashlib.sha256(str(len(examples)).encode())
     for tensor in examples.tensors:
         total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    for picture in getattr(examples.data, "pictures", ()):
-        total.update(f"{picture.name} {picture.label} ".encode())
+    if isinstance(examples.data, PictureSet):
+        for picture in examples.data.pictures:
+            total.update(f"{picture.name} {picture.label} ".encode())
+        total.update(repr((examples.data.preprocess, examples.data.classes, examples.data.smallest)).encode())
     return total.hexdigest()

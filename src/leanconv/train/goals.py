@@ -28,7 +28,8 @@ class Judged:
 class Goal(Protocol):
     right: str  # what being right means
 
-    def __call__(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged: ...
+    def __call__(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged:
+        """``labels`` where they were made: looking at them on a GPU would wait for it."""
 
 
 class Supervised:
@@ -38,7 +39,9 @@ class Supervised:
 
     def __call__(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged:
         assert labels is not None
-        scores = class_scores(network(images)).float()
+        output = network(images)
+        # Networks with auxiliary heads answer with several tensors while they train; these are the answer.
+        scores = class_scores(getattr(output, "logits", output)).float()
         outside = (labels < 0) | (labels >= scores.shape[1])
         if bool(outside.any()):
             wrong = int(labels[outside][0])
@@ -46,7 +49,8 @@ class Supervised:
                 f"there is a label {wrong}, but the network has {scores.shape[1]} outputs (classes 0 to "
                 f"{scores.shape[1] - 1}); give labels that match."
             )
-        return Judged(F.cross_entropy(scores, labels, reduction="none"), scores.argmax(1) == labels)
+        wanted = labels.to(scores.device, non_blocking=True)
+        return Judged(F.cross_entropy(scores, wanted, reduction="none"), scores.argmax(1) == wanted)
 
 
 class Distillation:
@@ -78,6 +82,11 @@ class Distillation:
 
 def _outputs(given: Any, answer: Any, count: int) -> tuple[Tensor, Tensor | None]:
     if isinstance(answer, Tensor) and answer.dim() == 2 and answer.shape[1] > 1 and isinstance(given, Tensor):
+        if given.shape != answer.shape:
+            raise LeanconvError(
+                f"the network answers {tuple(given.shape)} where the original answers {tuple(answer.shape)}; give the "
+                "network that was accelerated."
+            )
         scores, wanted = given.float(), answer.float()
         divergence = F.kl_div(scores.log_softmax(1), wanted.log_softmax(1), reduction="none", log_target=True)
         return divergence.sum(1), scores.argmax(1) == wanted.argmax(1)
@@ -85,7 +94,8 @@ def _outputs(given: Any, answer: Any, count: int) -> tuple[Tensor, Tensor | None
     fitting = [(a, b) for a, b in pairs if b.is_floating_point() and a.shape == b.shape and len(b) == count]
     if not fitting:
         raise LeanconvError(
-            "the network's outputs hold nothing that goes image by image; distillation compares outputs."
+            "the network's outputs hold nothing that goes image by image and fits the original's; distillation "
+            "compares outputs."
         )
     return torch.stack([_relative(a, b, count) for a, b in fitting]).mean(0), None
 
@@ -93,7 +103,12 @@ def _outputs(given: Any, answer: Any, count: int) -> tuple[Tensor, Tensor | None
 def _relative(found: Tensor, wanted: Tensor, count: int) -> Tensor:
     """||f - f~||^2 / ||f||^2 of every image."""
     if len(wanted) != count:
-        raise LeanconvError("a feature map does not go image by image; distil with features=0.")
+        raise LeanconvError("a feature map does not go image by image; give features=0.")
+    if found.shape != wanted.shape:
+        raise LeanconvError(
+            f"a layer responds with {tuple(found.shape)} where that of the original responds with "
+            f"{tuple(wanted.shape)}; give the network that was accelerated, or features=0."
+        )
     difference = (found.float() - wanted.float()).flatten(1).square().sum(1)
     return difference / wanted.float().flatten(1).square().sum(1).clamp_min(torch.finfo(torch.float32).tiny)
 

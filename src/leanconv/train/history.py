@@ -11,12 +11,13 @@ from leanconv.table import table
 
 @dataclass(frozen=True)
 class Row:
-    """``loss``: mean since the row before. ``held_loss``, ``held_right``: on the images held out, None without any."""
+    """``loss``: mean since the row before, None in the first. ``held_loss``, ``held_right``: on the images held out,
+    None without any."""
 
     step: int
     epoch: float
     lr: float
-    loss: float
+    loss: float | None
     held_loss: float | None
     held_right: float | None
 
@@ -25,7 +26,7 @@ class Row:
             f"{self.epoch:.1f}/{epochs}",
             str(self.step),
             f"{self.lr:.2e}",
-            "" if math.isnan(self.loss) else f"{self.loss:.4f}",
+            "" if self.loss is None else f"{self.loss:.4f}",
             "" if self.held_loss is None else f"{self.held_loss:.4f}",
             "" if self.held_right is None else f"{100 * self.held_right:.2f} %",
         ]
@@ -65,22 +66,27 @@ class History:
 
     def _order(self, row: Row) -> tuple[float, float]:
         """With labels, more images right, and of equal ones the smaller loss; towards an original, the smaller loss."""
-        loss = math.inf if row.held_loss is None or math.isnan(row.held_loss) else row.held_loss
+        loss = math.inf if row.held_loss is None else row.held_loss
         return (row.held_right or 0.0) if self.right == "top-1" else 0.0, -loss
 
     def verdict(self) -> str:
         """One sentence."""
+        kept = f"the weights of step {self.best} were kept" if self.best else "its weights stay as they were given"
         if self.first.held_loss is None:
-            return "nothing was held out, so whether the network got better is not known; the last weights were kept."
-        what = f"held-out {self.right}" if self.first.held_right is not None else "held-out loss"
-        now, then = (_score(row) for row in (self.kept, self.first))
-        if self.best == 0:
-            worst = _score(self.rows[-1])
-            return (
-                f"training made the network no better ({what} {then} before, {worst} at the end); its weights stay as "
-                "they were given."
-            )
-        return f"{what} {then} -> {now}; the weights of step {self.best} were kept."
+            return f"nothing was held out, so whether the network got better is not known; {kept}."
+        if self.best:
+            return f"{self._change(self.kept)}; {kept}."
+        end = f" ({self._change(self.rows[-1])} at the end)" if len(self.rows) > 1 else ""
+        return f"training made the network no better{end}; {kept}."
+
+    def _change(self, row: Row) -> str:
+        """From the first row to this one, in the order in which rows are compared."""
+        then, now = (f"{part.held_loss:.4f}" for part in (self.first, row))
+        parts = [f"loss {then} -> {now}"]
+        if self.first.held_right is not None and row.held_right is not None:
+            right = f"{self.right} {100 * self.first.held_right:.2f} % -> {100 * row.held_right:.2f} %"
+            parts.insert(0 if self.right == "top-1" else 1, right)
+        return f"held-out {', '.join(parts)}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,14 +95,8 @@ class History:
     def from_json(cls, data: dict[str, Any]) -> History:
         return cls(**{**data, "rows": [Row(**row) for row in data["rows"]]})
 
+    def table(self) -> str:
+        return table(self.heads, [row.cells(self.epochs) for row in self.rows], left=0)
+
     def __str__(self) -> str:
-        lines = [table(self.heads, [row.cells(self.epochs) for row in self.rows], left=0)]
-        if self.stopped:
-            lines.append(self.stopped)
-        return "\n".join([*lines, self.verdict()])
-
-
-def _score(row: Row) -> str:
-    if row.held_right is not None:
-        return f"{100 * row.held_right:.2f} %"
-    return "NaN" if row.held_loss is None else f"{row.held_loss:.4f}"
+        return "\n".join([self.table(), *([self.stopped] if self.stopped else []), self.verdict()])

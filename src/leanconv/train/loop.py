@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from leanconv.entrance import copied
 from leanconv.errors import LeanconvError
 from leanconv.network.failure import model_failed
 from leanconv.network.recognise import BATCH_NORMS
 from leanconv.progress import Stage
 from leanconv.team import Team
 from leanconv.train.checkpoint import Checkpoint
-from leanconv.train.examples import Batch, Examples
+from leanconv.train.examples import Batch, Examples, mixed, seeded
 from leanconv.train.goals import Goal, Judged
 from leanconv.train.history import History, Row
 from leanconv.train.settings import Settings
@@ -58,6 +59,7 @@ class Loop:
         self.per_epoch = Examples.steps(self.training, given.batch * self.team.world)
         self.steps = given.epochs * self.per_epoch
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.dtype = next(self.model.parameters()).dtype
         self.optimizer: torch.optim.Optimizer
         if given.optimizer == "sgd":
             self.optimizer = torch.optim.SGD(trained, lr=given.lr, momentum=0.9, weight_decay=given.weight_decay)
@@ -67,18 +69,19 @@ class Loop:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.half is torch.float16)
         self.average: AveragedModel | None = None
         if given.ema:
-            self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(given.ema), use_buffers=True)
+            self.average = AveragedModel(copied(self.model), multi_avg_fn=get_ema_multi_avg_fn(given.ema))
         self.network: nn.Module = self.model
-        if self.team.world > 1:
-            # A network may have weights that these images do not reach.
-            self.network = DistributedDataParallel(self.model, find_unused_parameters=True)
         self.best: Weights = _copy(self.model.state_dict())
         self._sum, self._since = torch.zeros((), device=self.device), 0
+        self._started = time.monotonic()
 
     def run(self) -> History:
         """To the end of the epochs, or until it is of no use to go on."""
-        started = time.monotonic()
-        if not self._restore():
+        restored = self._restore()
+        if self.team.world > 1:
+            # A network may have weights that these images do not reach.
+            self.network = DistributedDataParallel(self.model, find_unused_parameters=True)
+        if not restored:
             self._check()
             self._keep()
         begun = self.step
@@ -94,16 +97,17 @@ class Loop:
                     break
                 if checking:
                     self._check(rate)
-                    self._say(started, begun)
-                    if self._hopeless(rate) and not last:
+                    self._say(begun)
+                    if self._hopeless():
                         break
-                if last or self.step % self.settings.checkpoint_every == 0:
+                if self.step % self.settings.checkpoint_every == 0 and not last:
                     self._keep()
         self.model.load_state_dict(self.best)
         self.model.eval()
-        self.history.seconds += time.monotonic() - started
-        self.history.unreadable = sorted({*self.examples.bad, *self.held.bad})
+        found = self.team.words(self._unreadable())
+        self.history.unreadable = sorted({name for names in found for name in names})
         self._keep()
+        self.history.seconds += time.monotonic() - self._started
         return self.history
 
     def _epoch(self) -> Iterator[Batch]:
@@ -122,7 +126,9 @@ class Loop:
         _training_mode(self.model, dropout=self.goal.right == "top-1")
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        judged = self._judged(self.network, batch)
+        with seeded(mixed(self.settings.seed, "step", self.step, self.team.rank), self.device):  # what dropout draws
+            judged = self._judged(self.network, batch)
+        self.team.words("ready")  # who failed up to here ends all, before they wait for its gradients
         # DistributedDataParallel takes the mean over processes: this makes it the mean over the images of all.
         loss = judged.loss.sum() * (self.team.world / batch.count)
         self.optimizer.zero_grad(set_to_none=True)
@@ -139,10 +145,11 @@ class Loop:
 
     def _judged(self, network: nn.Module, batch: Batch) -> Judged:
         images = batch.images.to(self.device, non_blocking=True)
-        labels = None if batch.labels is None else batch.labels.to(self.device, non_blocking=True)
+        if images.is_floating_point():
+            images = images.to(self.dtype)
         with torch.autocast(self.device.type, self.half) if self.half is not None else nullcontext():
             try:
-                return self.goal(network, images, labels)
+                return self.goal(network, images, batch.labels)
             except LeanconvError:
                 raise
             except Exception as error:
@@ -152,40 +159,53 @@ class Loop:
         """Whether the loss is no number any more, in any process."""
         if all(math.isfinite(value) for value in self.team.words(float(self._sum))):
             return False
-        self.history.stopped = (
-            f"the loss became NaN or infinite by step {self.step} (lr={self.settings.lr:g}); training stopped, the "
-            "last good weights are kept. Try a smaller lr, or clip the gradients."
-        )
+        self._not_a_number("the loss")
         return True
+
+    def _not_a_number(self, what: str) -> None:
+        self.history.stopped = (
+            f"{what} became NaN or infinite by step {self.step} (lr={self.settings.lr:g}); training stopped, the last "
+            "good weights are kept. Try a smaller lr, or clip the gradients."
+        )
 
     def _check(self, rate: float | None = None) -> None:
         """Measure on the images held out; remember the weights if they are the best so far."""
-        weights = self.model.state_dict() if self.average is None or not self.step else self.average.module.state_dict()
+        judged = self._judged_network()
         loss = sum(self.team.words(float(self._sum))) / self.team.world / max(1, self._since)
         held_loss, held_right = self._measure()
+        largest = nn.utils.get_total_norm(list(judged.parameters()), math.inf) if held_loss is None else held_loss
+        if not math.isfinite(largest):
+            if not self.step:
+                raise LeanconvError(
+                    "the network answers NaN or infinity on the images held out before any training; check its "
+                    "weights, the images and the precision."
+                )
+            self._not_a_number("the weights" if held_loss is None else "the held-out loss")
+            return
         row = Row(
             step=self.step,
             epoch=self.step / self.per_epoch,
             lr=self.settings.rate(0, self.steps) if rate is None else rate,
-            loss=loss if self._since else math.nan,
+            loss=loss if self._since else None,
             held_loss=held_loss,
             held_right=held_right,
         )
         self._sum, self._since = torch.zeros_like(self._sum), 0
         if self.history.add(row):
-            self.best = _copy(weights)
+            self.best = _copy(judged.state_dict())
+
+    def _judged_network(self) -> nn.Module:
+        """The network, or the average of its weights."""
+        return self.model if self.average is None or not self.step else self.average.module
 
     @torch.no_grad()
     def _measure(self) -> tuple[float | None, float | None]:
         if not self.held_out:
             return None, None
-        network = self.model if self.average is None or not self.step else self.average.module
-        network.eval()
+        network = self._judged_network().eval()
         loss, right, known = 0.0, 0, True
         batches = self.held.plain(self.held_out, batch=self.settings.batch, rank=self.team.rank, world=self.team.world)
         for batch in batches:
-            if not len(batch.images):
-                continue
             judged = self._judged(network, batch)
             loss += float(judged.loss.sum())
             known = known and judged.right is not None
@@ -195,7 +215,10 @@ class Loop:
         total, rights = (sum(found[place] for found in sums) / count for place in (0, 1))
         return total, rights if all(found[2] for found in sums) else None
 
-    def _hopeless(self, rate: float) -> bool:
+    def _hopeless(self) -> bool:
+        """Whether there is no point in going on, or something is wrong already."""
+        if self.history.stopped is not None:
+            return True
         rows, first = self.history.rows, self.history.first
         now = rows[-1]
         if now.held_loss is None or first.held_loss is None:
@@ -208,13 +231,16 @@ class Loop:
                 "stopped, the best weights are kept. Try a tenth of it."
             )
         since = sum(1 for row in rows if row.step > self.history.best)
-        if self.history.stopped is None and self.settings.patience and since >= self.settings.patience:
+        patience = self.settings.patience if self.step < self.steps else 0
+        if self.history.stopped is None and patience and since >= patience:
             self.history.stopped = f"no better for {since} checks; training stopped at step {self.step}."
         return self.history.stopped is not None
 
-    def _say(self, started: float, begun: int) -> None:
+    def _say(self, begun: int) -> None:
         row = self.history.rows[-1]
-        left = (time.monotonic() - started) / max(1, self.step - begun) * (self.steps - self.step)
+        if row.step < self.step:
+            return
+        left = (time.monotonic() - self._started) / max(1, self.step - begun) * (self.steps - self.step)
         said = zip(self.history.heads, row.cells(self.settings.epochs), strict=True)
         text = ", ".join(f"{head} {cell}" for head, cell in said if cell)
         self.stage.label(f"{text}, {int(left) // 60}:{int(left) % 60:02d} left")
@@ -222,7 +248,7 @@ class Loop:
     def _keep(self) -> None:
         if self.checkpoint is None:
             return
-        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        seconds = self.history.seconds + time.monotonic() - self._started
         state = {
             "step": self.step,
             "model": self.model.state_dict(),
@@ -230,13 +256,15 @@ class Loop:
             "scaler": self.scaler.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
             "best": self.best,
-            "history": self.history.to_json(),
+            "history": {**self.history.to_json(), "seconds": seconds, "unreadable": self._unreadable()},
             "sum": float(self._sum),
             "since": self._since,
-            "random": torch.get_rng_state(),
-            "random_cuda": cuda,
         }
         self.checkpoint.keep(self.arguments, state)
+
+    def _unreadable(self) -> list[str]:
+        """As far as this process and those before it know."""
+        return sorted({*self.history.unreadable, *self.examples.bad, *self.held.bad})
 
     def _restore(self) -> bool:
         """Go on from the last checkpoint, which the lead has."""
@@ -252,9 +280,6 @@ class Loop:
         self.best = {key: value.to(self.device) for key, value in state["best"].items()}
         self.history = History.from_json(state["history"])
         self._sum, self._since = torch.tensor(state["sum"], device=self.device), state["since"]
-        torch.set_rng_state(state["random"].cpu())
-        if state["random_cuda"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.device)
         for _ in range(self.step):
             self.stage.advance()
         return True

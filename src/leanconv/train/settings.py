@@ -66,25 +66,25 @@ class Settings:
             ("schedule", schedule, SCHEDULES),
             ("precision", precision, PRECISIONS),
         ):
-            if value not in allowed:
+            if not isinstance(value, str) or value not in allowed:
                 words = listing([repr(word) for word in allowed])
                 raise LeanconvError(f"{name}={value!r} is not known; use {words}.")
         return cls(
-            epochs=_whole("epochs", epochs, 1),
-            batch=_whole("batch", batch, 1),
+            epochs=whole("epochs", epochs, 1),
+            batch=whole("batch", batch, 1),
             lr=_number("lr", (1e-4 if distill else 1e-5) if lr is None else lr, above=0.0),
             optimizer=optimizer,
             weight_decay=_number("weight_decay", weight_decay, least=0.0),
             schedule=schedule,
-            warmup=_whole("warmup", warmup, 0),
+            warmup=whole("warmup", warmup, 0),
             ema=_number("ema", ema, least=0.0, under=1.0),
             clip=_number("clip", clip, least=0.0),
             precision=precision,
             holdout=_number("holdout", holdout, least=0.0, under=1.0),
-            check_every=_whole("check_every", check_every, 0),
-            patience=_whole("patience", patience, 0),
-            checkpoint_every=_whole("checkpoint_every", checkpoint_every, 1),
-            seed=_whole("seed", seed, 0),
+            check_every=whole("check_every", check_every, 0),
+            patience=whole("patience", patience, 0),
+            checkpoint_every=whole("checkpoint_every", checkpoint_every, 1),
+            seed=whole("seed", seed, 0),
         )
 
     def rate(self, step: int, steps: int) -> float:
@@ -97,9 +97,10 @@ class Settings:
         return self.lr * 0.5 * (1 + math.cos(math.pi * share))
 
 
-def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
-        raise LeanconvError(f"{name}={value!r} must be a whole number, at least {least}.")
+def whole(name: str, value: Any, least: int) -> int:
+    """``value`` if it is a whole number of at least ``least``; else refused."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) < 1 << 32:
+        raise LeanconvError(f"{name}={value!r} must be a whole number from {least} to {(1 << 32) - 1}.")
     return int(value)
 
 

@@ -1,0 +1,99 @@
+"""The paper's classification experiments on whatever data there is, our numbers beside its own.
+
+    python benchmarks/paper.py --table all --model vgg16-imagenet --data DIR --device cuda
+    python benchmarks/paper.py --table finetuned --model vgg16-cifar10 --data CACHE --device cuda
+    python benchmarks/paper.py --plot                     # draw the plots of all results there are (needs matplotlib)
+
+vgg16-imagenet: DIR holds calib.tar, val.tar, classes.json and vgg16_probe.safetensors, as for vgg16_imagenet.py.
+vgg16-cifar10: CACHE is that of cifar10.py, which fetches the pictures, with vgg16.safetensors, which it trains.
+Calibration and training use calib.tar or the training pictures only; every figure is from val.tar or the test pictures.
+Writes benchmarks/results/paper/MODEL/TABLE.json and .md, and TABLE.png and .svg with --plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from paper_data import SUBJECTS, Subject
+from paper_tables import TABLES, Table
+from vgg16_imagenet import machine
+
+import leanconv
+
+RESULTS = Path(__file__).parent / "results" / "paper"
+
+
+def markdown(table: Table) -> str:
+    lines = [
+        f"`{table['command']}` on {table['machine']}: {table['subject']}. {table['title']}. Original: top-1 "
+        f"{100 * table['original']['top1']:.2f} %, top-5 {100 * table['original']['top5']:.2f} %; error increase is of "
+        f"{'top-5' if table['error'] == 'top5' else 'top-1'}, in points.",
+        "",
+        "| " + " | ".join(table["heads"]) + " |",
+        "|---" * len(table["heads"]) + "|",
+        *("| " + " | ".join(_cell(value) for value in row) + " |" for row in table["rows"]),
+        "",
+        *(f"- {'holds' if item['holds'] else 'DOES NOT HOLD'}: {item['claim']}." for item in table["claims"]),
+        f"- The paper: {table['paper']}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 0.1 else f"{value:.2f}"
+    return str(value)
+
+
+def run(name: str, subject: Subject, out: Path, command: str) -> None:
+    started = time.perf_counter()
+    found = {
+        "script": "benchmarks/paper.py",
+        "command": command,
+        "machine": machine(subject.device),
+        "leanconv": leanconv.__version__,
+        "subject": subject.title,
+        "original": vars(subject.base),
+        "error": subject.error,
+        **TABLES[name](subject),
+        "seconds": time.perf_counter() - started,
+    }
+    folder = out / subject.name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(markdown(found))
+    print(markdown(found), f"({found['seconds']:.0f} s)\n", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", nargs="+", default=["all"], choices=[*TABLES, "all"])
+    parser.add_argument("--model", choices=list(SUBJECTS))
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--limit", type=int, help="use this many pictures of each set, to try things out")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--plot", action="store_true", help="only draw what has been measured")
+    options = parser.parse_args()
+    if options.plot:
+        from paper_plots import draw
+
+        for path in sorted(options.out.glob("*/*.json")):
+            draw(json.loads(path.read_text()), path)
+        return
+    if options.model is None or options.data is None:
+        parser.error("--model and --data are needed, or --plot")
+    subject = SUBJECTS[options.model](options.data, options.device, options.limit)
+    print(f"{subject.title}: {subject.base}", flush=True)
+    for name in TABLES if "all" in options.table else options.table:
+        limit = f" --limit {options.limit}" if options.limit else ""
+        run(name, subject, options.out, f"python benchmarks/paper.py --table {name} --model {options.model}{limit}")
+
+
+if __name__ == "__main__":
+    main()

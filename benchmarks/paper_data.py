@@ -1,0 +1,157 @@
+"""The networks and pictures the paper's experiments are repeated on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cifar10
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from vgg16_imagenet import read, vgg16_probe
+
+import leanconv
+from leanconv.evaluate.classification import accuracy, agreement, logits_of
+from leanconv.train.augment import crop_and_flip
+
+# VGG-16's thirteen convolutions, as the paper calls them.
+NAMES = ("1_1", "1_2", "2_1", "2_2", "3_1", "3_2", "3_3", "4_1", "4_2", "4_3", "5_1", "5_2", "5_3")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Shares of the evaluation pictures; ``kl`` of the outputs from the original's."""
+
+    top1: float
+    top5: float
+    agreement: float
+    kl: float
+
+
+@dataclass
+class Subject:
+    """A trained network, pictures to calibrate and train with, and others to judge by."""
+
+    name: str
+    title: str
+    model: nn.Module
+    device: str
+    calibration: list[Tensor]
+    training: tuple[Tensor, Tensor]
+    pictures: list[Tensor]
+    labels: Tensor
+    error: str  # the error that is counted: "top1" or "top5"
+    speedups: tuple[float, ...]
+    tuning: dict[str, Any]  # arguments of finetune, with or without labels
+    labelled: bool  # whether tuning uses labels
+    scratch: dict[str, Any]  # arguments of finetune for the same architecture from scratch
+    runs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reference = logits_of(self.model, self.pictures, self.device)
+        self.base = self.score(self.model)
+
+    @property
+    def layers(self) -> dict[str, str]:
+        """conv1_1 ... -> the module's name."""
+        found = [name for name, module in self.model.named_modules() if isinstance(module, nn.Conv2d)]
+        return {f"conv{short}": name for short, name in zip(NAMES, found, strict=True)}
+
+    def score(self, model: nn.Module) -> Score:
+        logits = logits_of(model, self.pictures, self.device)
+        found = accuracy(logits, self.labels)
+        log_p, log_q = self.reference.log_softmax(1), logits.log_softmax(1)
+        kl = F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+        return Score(found.top1, found.top5, agreement(logits, self.reference), float(kl))
+
+    def increase(self, score: Score) -> float:
+        """Of the error, in points."""
+        return 100 * (getattr(self.base, self.error) - getattr(score, self.error))
+
+    def accelerated(self, speedup: float = 4.0, **arguments: Any) -> tuple[leanconv.Accelerated, Score]:
+        """Computed once for the same arguments."""
+        key = json.dumps([speedup, arguments], sort_keys=True)
+        if key not in self.runs:
+            result = leanconv.accelerate(self.model, self.calibration, speedup, progress=False, **arguments)
+            self.runs[key] = (result, self.score(result.model))
+        found: tuple[leanconv.Accelerated, Score] = self.runs[key]
+        return found
+
+    def tuned(self, result: leanconv.Accelerated) -> leanconv.FineTuned:
+        """With labels, or distilled from the original."""
+        data = self.training if self.labelled else self.training[0]
+        original = None if self.labelled else self.model
+        return leanconv.finetune(result, data, original, progress=False, device=self.device, **self.tuning)
+
+
+def vgg16_imagenet(data: Path, device: str, limit: int | None) -> Subject:
+    """VGG-16's convolutions under a linear head; 1,000 pictures to calibrate with, 1,000 others to judge by."""
+    classes = json.loads((data / "classes.json").read_text())
+    calibration, own = read(data / "calib.tar", limit, classes)
+    pictures, labels = read(data / "val.tar", limit, classes)
+    images = torch.cat(calibration)
+    return Subject(
+        name="vgg16-imagenet",
+        title="VGG-16 with a linear head, ImageNet pictures",
+        model=vgg16_probe(data / "vgg16_probe.safetensors").to(device),
+        device=device,
+        calibration=[batch.to(device) for batch in calibration],
+        training=(images.to(device), own.to(device)),
+        pictures=[batch.to(device) for batch in pictures],
+        labels=labels,
+        error="top5",
+        speedups=(3.0, 4.0, 5.0),
+        tuning={"epochs": 30, "batch": 50, "lr": 1e-4, "schedule": "cosine", "clip": 1.0, "augment": crop_and_flip(16)},
+        labelled=False,
+        scratch={"epochs": 30, "batch": 50, "lr": 1e-2, "schedule": "cosine", "warmup": 20, "clip": 1.0},
+    )
+
+
+def vgg16_cifar10(data: Path, device: str, limit: int | None) -> Subject:
+    """VGG-16 for 32 x 32 pictures, trained by benchmarks/cifar10.py; 3,000 training pictures to calibrate with."""
+    (train, labels), (test, test_labels) = cifar10.read(data)
+    test, test_labels = test[:limit], test_labels[:limit]
+    return Subject(
+        name="vgg16-cifar10",
+        title="VGG-16, CIFAR-10",
+        model=cifar10.load(data / "vgg16.safetensors").to(device),
+        device=device,
+        calibration=[part.to(device) for part in train[: limit or 3000].split(500)],
+        training=(train[: limit and 10 * limit].to(device), labels[: limit and 10 * limit].to(device)),
+        pictures=[part.to(device) for part in test.split(1000)],
+        labels=test_labels,
+        error="top1",
+        speedups=(2.0, 4.0, 6.0),
+        tuning={
+            "epochs": 10,
+            "batch": 256,
+            "lr": 2e-3,
+            "schedule": "cosine",
+            "warmup": 100,
+            "weight_decay": 5e-4,
+            "holdout": 0.04,
+            "augment": crop_and_flip(4),
+        },
+        labelled=True,
+        scratch={
+            "epochs": 30,
+            "batch": 256,
+            "lr": 0.02,
+            "schedule": "cosine",
+            "warmup": 400,
+            "weight_decay": 5e-4,
+            "holdout": 0.04,
+            "clip": 1.0,
+            "augment": crop_and_flip(4),
+        },
+    )
+
+
+SUBJECTS: dict[str, Callable[[Path, str, int | None], Subject]] = {
+    "vgg16-imagenet": vgg16_imagenet,
+    "vgg16-cifar10": vgg16_cifar10,
+}

@@ -1,0 +1,255 @@
+"""``leanconv finetune``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leanconv.cli import given
+from leanconv.cli.output import print_json
+from leanconv.errors import LeanconvError, listing
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from leanconv.evaluate.labels import ClassIndices
+    from leanconv.images import Picture
+    from leanconv.result import Accelerated
+    from leanconv.train.augment import PictureSet
+
+Folder = Annotated[Path, typer.Argument(help="What leanconv accelerate wrote.")]
+Data = Annotated[str, typer.Option(help="Images: a folder, with a folder a class if there are labels; .tar files.")]
+Distill = Annotated[
+    str | None,
+    typer.Option(help="Train without labels, to answer as this network does: the original, named as MODEL elsewhere."),
+]
+Validation = Annotated[str | None, typer.Option(help="Images to judge by. Default: a share --holdout of the data.")]
+Precision = Annotated[str, typer.Option(help="auto (bf16 on a GPU), off, bf16 or fp16.")]
+Features = Annotated[int | None, typer.Option(help="With --distill: layers whose responses are matched too (4).")]
+CheckEvery = Annotated[int, typer.Option(help="Judge every so many steps; 0: once an epoch.")]
+Patience = Annotated[int, typer.Option(help="Stop after so many checks without a better one; 0: never.")]
+Augment = Annotated[
+    str, typer.Option(help="Crops of at least this share of the picture, above 0 to 1, mirrored half the time; or off.")
+]
+
+
+def finetune(
+    folder: Folder,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
+    distill: Distill = None,
+    weights: given.Weights = None,
+    num_classes: given.Classes = None,
+    original: Annotated[
+        str | None, typer.Option("--model", help="file.py:callable of the original, for a folder made from one.")
+    ] = None,
+    validation: Validation = None,
+    holdout: Annotated[float, typer.Option(help="Share of the images that is not trained on; 0: none.")] = 0.1,
+    classes: Annotated[
+        Path | None, typer.Option(help="JSON: {class name: index} or {class name: [index, ...]}.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many images, spread over all.")] = None,
+    augment: Augment = "0.5",
+    epochs: Annotated[int, typer.Option(help="Passes over the images.")] = 5,
+    batch: Annotated[int, typer.Option(help="Images a step, of each process.")] = 128,
+    lr: Annotated[float | None, typer.Option(help="Learning rate. Default: 1e-5; with --distill 1e-4.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd or adam. Default: sgd; with --distill adam.")] = None,
+    weight_decay: Annotated[float, typer.Option(help="Of the optimizer.")] = 0.0,
+    schedule: Annotated[str, typer.Option(help="constant, or cosine to zero.")] = "constant",
+    warmup: Annotated[int, typer.Option(help="Steps over which the rate rises.")] = 0,
+    ema: Annotated[float, typer.Option(help="Keep an average of the weights with this decay (0.999); 0: off.")] = 0.0,
+    clip: Annotated[float, typer.Option(help="Largest norm of a gradient; 0: off.")] = 0.0,
+    precision: Precision = "auto",
+    features: Features = None,
+    check_every: CheckEvery = 0,
+    patience: Patience = 0,
+    workdir: Annotated[
+        Path | None, typer.Option(help="Folder for the state of the run: started again, it goes on from there.")
+    ] = None,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between two states kept in the workdir.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the split, the order of the images and all that is drawn.")] = 0,
+    size: given.Size = None,
+    resize: given.Resize = None,
+    channels: given.Channels = None,
+    mean: given.Mean = None,
+    std: given.Std = None,
+    workers: given.Workers = None,
+    device: given.Device = None,
+    as_json: given.Json = False,
+    quiet: given.Quiet = False,
+) -> None:
+    """Train an accelerated network with labels, or without them from the original, and save the best of it.
+
+    --weights belong to the original. Where data has folders train and val, val is what is judged by. Images are read
+    as when the folder was made.
+
+    Examples:
+
+    leanconv finetune vgg16-4x --data imagenet --out vgg16-4x-tuned --workdir work
+
+    leanconv finetune vgg16-4x --data photos/ --distill vgg16 --out vgg16-4x-tuned --epochs 30 --schedule cosine
+
+    torchrun --nproc-per-node 4 -m leanconv finetune vgg16-4x --data imagenet --out vgg16-4x-tuned --batch 32
+    """
+    from dataclasses import replace
+
+    from leanconv.cli.saved import opened
+    from leanconv.images import find_pictures
+    from leanconv.images.batches import spread
+    from leanconv.storage import check_new
+    from leanconv.train.augment import PictureSet
+    from leanconv.train.finetune import finetune as run
+    from leanconv.train.settings import Settings
+
+    check_new(out)
+    wanted: dict[str, Any] = {
+        "epochs": epochs,
+        "batch": batch,
+        "lr": lr,
+        "optimizer": optimizer,
+        "weight_decay": weight_decay,
+        "schedule": schedule,
+        "warmup": warmup,
+        "ema": ema,
+        "clip": clip,
+        "precision": precision,
+        "holdout": holdout,
+        "check_every": check_every,
+        "patience": patience,
+        "checkpoint_every": checkpoint_every,
+        "seed": seed,
+    }
+    Settings.check(distill=distill is not None, **wanted)  # before minutes are spent on loading
+    smallest = _smallest(augment)
+    _check_together(distill, {"--weights": weights, "--num-classes": num_classes, "--features": features}, classes)
+    source, judged_by = _parts(data, validation)
+    pictures = find_pictures(source)
+    held = None if judged_by is None else find_pictures(judged_by)
+    mapping = _classes(pictures, held, classes) if distill is None else None
+    pictures = spread(pictures, limit or len(pictures))
+    with given.team(device) as (place, lead):
+        result, teacher = _networks(folder, distill, original, weights, num_classes)
+        network = opened(result)
+        prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
+        examples = PictureSet(pictures, prepare, mapping, smallest)
+        if mapping is not None:
+            mapping.check(_outputs(network.model, examples.unchanged()))
+        tuned = run(
+            result,
+            examples,
+            teacher,
+            validation=None if held is None else PictureSet(held, prepare, mapping),
+            **wanted,
+            features=4 if features is None else features,
+            workdir=workdir,
+            device=place,
+            workers=given.pick_workers(workers),
+            progress=not quiet,
+        )
+        if not lead:
+            return
+        assert tuned.result is not None
+        replace(tuned.result, preprocess=prepare.to_json(network.preset)).save(out)
+    history = tuned.history
+    if history.stopped is not None:
+        print(f"leanconv: warning: {history.stopped}", file=sys.stderr)
+    if as_json:
+        known = {"verdict": history.verdict(), "stopped": history.stopped, "unreadable": history.unreadable}
+        print_json({"folder": str(out), **known, **(tuned.result.training or {})})
+    else:
+        print(history.table())
+        print(f"{history.verdict()}\nsaved to {out}")
+
+
+def _smallest(text: str) -> float | None:
+    if text == "off":
+        return None
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise LeanconvError(f"--augment {text!r} must be a number above 0 and at most 1, or off.")
+    return share
+
+
+def _check_together(distill: str | None, of_original: dict[str, Any], classes: Path | None) -> None:
+    given_too = [name for name, value in of_original.items() if value is not None]
+    if distill is None and given_too:
+        raise LeanconvError(f"{given_too[0]} goes with --distill ORIGINAL, which is not given.")
+    if distill is not None and classes is not None:
+        raise LeanconvError("--classes does not go with --distill, which trains without labels; give one of them.")
+
+
+def _parts(data: str, validation: str | None) -> tuple[str, str | None]:
+    """What to train on and what to judge by."""
+    from leanconv.images import held_out
+    from leanconv.images.find import TRAINING
+
+    judged_by = held_out(data)
+    if judged_by == data:
+        return data, validation
+    return str(Path(data) / TRAINING), validation or judged_by
+
+
+def _classes(pictures: Sequence[Picture], held: Sequence[Picture] | None, file: Path | None) -> ClassIndices:
+    """The outputs the class folders stand for, those of the validation images too."""
+    from leanconv.evaluate.labels import class_indices
+
+    found = [*pictures, *(held or ())]
+    unlabelled = [picture.name for picture in found if picture.label is None]
+    if unlabelled:
+        raise LeanconvError(
+            f"{len(unlabelled)} images lie in no class folder ({listing(unlabelled, 2)}); give a folder a class, or "
+            "--distill ORIGINAL to train without labels."
+        )
+    mapping = class_indices(pictures, file)
+    other = {} if held is None else class_indices(held, file)
+    if mapping.by_order and (missing := [name for name in other if name not in mapping]):
+        raise LeanconvError(f"there are validation images of {listing(missing, 3)}, and none to train on; give some.")
+    if not mapping.by_order:
+        mapping.update(other)
+    return mapping
+
+
+def _networks(
+    folder: Path, distill: str | None, original: str | None, weights: str | None, classes: int | None
+) -> tuple[Accelerated, nn.Module | None]:
+    """The saved result, and the original to learn from; that rebuilds the result too where leanconv cannot."""
+    from leanconv.cli.saved import open_network
+    from leanconv.storage import load_result, read_description
+
+    built_by_us = read_description(folder)["source"]["library"] != "other"
+    teacher = None
+    if distill is not None:
+        teacher = open_network(distill, None, weights, classes, default_weights="DEFAULT").model
+    base = None if built_by_us else teacher
+    if original is not None:
+        base = given.load_network(original, "none", None, default_weights="none").model
+    return load_result(folder, base), teacher
+
+
+def _outputs(model: nn.Module, pictures: PictureSet) -> int:
+    """How many classes the network tells apart: its answer to the first picture that can be read."""
+    import torch
+
+    from leanconv.evaluate.classification import class_scores
+    from leanconv.network.failure import model_failed
+    from leanconv.train.examples import Unreadable
+
+    for number in range(len(pictures)):
+        try:
+            image = pictures[number][0][None]
+        except Unreadable:
+            continue
+        try:
+            with torch.no_grad():
+                output = model(image)
+        except Exception as error:
+            raise model_failed(error, image) from error
+        return class_scores(output).shape[1]
+    raise LeanconvError(f"none of the {len(pictures)} images could be read; repair or replace them.")
