@@ -4,7 +4,7 @@
     python benchmarks/cifar10.py --cache DIR --train vgg16.safetensors --device cuda
 
 The package carries the genuine pictures as PNG, ten thousand to a file, one a row. Training: 60 epochs of SGD with
-a one-cycle rate; crops, mirrored pictures, a square of each blotted out; no picture of the test set is looked at until the end.
+a one-cycle rate; crops, mirrored pictures, a square of each blotted out. The test set is looked at once, at the end.
 """
 
 from __future__ import annotations

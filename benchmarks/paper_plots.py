@@ -16,9 +16,11 @@ Table = dict[str, Any]
 
 
 def _energy(table: Table, axes: Axes) -> None:
-    for name, sums in table["curves"].items():
+    colours = plt.get_cmap("viridis")
+    for number, (name, sums) in enumerate(table["curves"].items()):
         share = [100 * rank / (len(sums) - 1) for rank in range(len(sums))]
-        axes.plot(share, [100 * value for value in sums], label=name, linewidth=1.2)
+        colour = colours(number / (len(table["curves"]) - 1))
+        axes.plot(share, [100 * value for value in sums], label=name, linewidth=1.2, color=colour)
     axes.set(xlabel="components kept, % of filters", ylabel="PCA energy, %", ylim=(40, 101))
     axes.legend(fontsize=7, ncol=2)
 
@@ -40,7 +42,7 @@ def _single(table: Table, axes: Axes) -> None:
         axes.plot(x, [row[5] for row in rows], "--o", color=colour, markersize=3, label=f"{layer} linear")
         axes.plot(x, [row[8] for row in rows], "-o", color=colour, markersize=3, label=f"{layer} nonlinear")
     axes.set(xlabel="speed-up of the layer", ylabel="KL from the original's outputs", yscale="log")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, handlelength=3.5)
 
 
 def _asymmetric(table: Table, axes: Axes) -> None:
@@ -51,8 +53,8 @@ def _asymmetric(table: Table, axes: Axes) -> None:
         x = [float(row[1].removesuffix("x")) for row in rows]
         axes.plot(x, [row[2] for row in rows], "--o", color=colour, markersize=3, label=f"{group}, symmetric")
         axes.plot(x, [row[5] for row in rows], "-o", color=colour, markersize=3, label=f"{group}, asymmetric")
-    axes.set(xlabel="speed-up of these layers", ylabel="increase of error, points")
-    axes.legend(fontsize=7)
+    axes.set(xlabel="speed-up of these layers", ylabel="increase of error, points", xticks=x)
+    axes.legend(fontsize=7, handlelength=3.5)
 
 
 def _by_speed(key: int, value: int) -> Callable[[Table, Axes], None]:
@@ -63,19 +65,24 @@ def _by_speed(key: int, value: int) -> Callable[[Table, Axes], None]:
             rows = [row for row in table["rows"] if row[key] == title]
             x = [float(row[0].removesuffix("x")) for row in rows]
             axes.plot(x, [row[value] for row in rows], "-o", label=title)
-        axes.set(xlabel="speed-up", ylabel="increase of error, points")
+        axes.set(xlabel="speed-up", ylabel="increase of error, points", xticks=x)
         axes.legend()
 
     return draw
 
 
-def _finetuned(table: Table, axes: Axes) -> None:
-    x = [float(row[0].removesuffix("x")) for row in table["rows"]]
-    axes.plot(x, [row[1] for row in table["rows"]], "-o", label="3d")
-    axes.plot(x, [row[4] for row in table["rows"]], "-o", label="3d, fine-tuned")
-    axes.axhline(0, color="0.7", linewidth=0.8)
-    axes.set(xlabel="speed-up", ylabel="increase of error, points")
-    axes.legend()
+def _two(first: str, second: str) -> Callable[[Table, Axes], None]:
+    """Columns 1 and 4 over speed-ups."""
+
+    def draw(table: Table, axes: Axes) -> None:
+        x = [float(row[0].removesuffix("x")) for row in table["rows"]]
+        axes.plot(x, [row[1] for row in table["rows"]], "-o", label=first)
+        axes.plot(x, [row[4] for row in table["rows"]], "-o", label=second)
+        axes.axhline(0, color="0.7", linewidth=0.8)
+        axes.set(xlabel="speed-up", ylabel="increase of error, points", xticks=x)
+        axes.legend()
+
+    return draw
 
 
 def _bars(value: int, label: str) -> Callable[[Table, Axes], None]:
@@ -94,7 +101,8 @@ PLOTS: dict[str, Callable[[Table, Axes], None]] = {
     "asymmetric": _asymmetric,
     "whole": _by_speed(1, 2),
     "jaderberg": _by_speed(1, 3),
-    "finetuned": _finetuned,
+    "3d": _two("channel", "3d"),
+    "finetuned": _two("3d", "3d, fine-tuned"),
     "scratch": _bars(1, "increase of error, points"),
     "speed": _bars(3, "times faster than the original"),
 }

@@ -43,7 +43,10 @@ def random_views(smallest: float = 0.4, mix: float = 0.0) -> _RandomViews:
     """Of tensors: a square part of every image, of at least this share of its area, brought back to its size, mirrored
     half the time and a little brighter or darker; a share ``mix`` of the images is mixed with another one, which only
     an original network can name (distillation)."""
-    return _RandomViews(smallest, mix)
+    for name, value, least in (("smallest", smallest, 1e-3), ("mix", mix, 0.0)):
+        if not (isinstance(value, (int, float)) and least <= value <= 1):
+            raise LeanconvError(f"{name}={value!r} must be a share from {least:g} to 1.")
+    return _RandomViews(float(smallest), float(mix))
 
 
 @dataclass(frozen=True)

@@ -198,11 +198,11 @@ def _opened(workdir: str | os.PathLike[str] | None) -> Iterator[Checkpoint | Non
 
 
 def _as_given(trained: nn.Module, model: nn.Module) -> None:
-    """Every tensor in the dtype and on the device of the one it was copied from."""
+    """Every tensor in the dtype, on the device and in the layout of the one it was copied from."""
     for mine, given in zip(
         (*trained.parameters(), *trained.buffers()), (*model.parameters(), *model.buffers()), strict=True
     ):
-        mine.data = mine.data.to(given.device, given.dtype)
+        mine.data = torch.empty_like(given).copy_(mine.data)
         mine.grad = None
         mine.requires_grad_(given.requires_grad)
 

@@ -66,6 +66,11 @@ class Loop:
         else:
             self.optimizer = torch.optim.AdamW(trained, lr=given.lr, weight_decay=given.weight_decay)
         self.half = _half(given.precision, self.device)
+        if self.half is not None and self.device.type == "cuda":
+            # Tensor cores take half-precision convolutions in this layout; in the other they are turned around first.
+            for network in (self.model, getattr(self.goal, "original", None)):
+                if network is not None:
+                    network.to(memory_format=torch.channels_last)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.half is torch.float16)
         self.average: AveragedModel | None = None
         if given.ema:
