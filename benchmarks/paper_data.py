@@ -11,11 +11,11 @@ from typing import Any
 import cifar10
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from vgg16_imagenet import read, vgg16_probe
 
 import leanconv
 from leanconv.evaluate.classification import accuracy, agreement, logits_of
+from leanconv.evaluate.compare import kl_divergence
 from leanconv.train.augment import crop_and_flip, random_views
 
 # VGG-16's thirteen convolutions, as the paper calls them.
@@ -66,9 +66,8 @@ class Subject:
     def score(self, model: nn.Module) -> Score:
         logits = logits_of(model, self.pictures, self.device)
         found = accuracy(logits, self.labels)
-        log_p, log_q = self.reference.log_softmax(1), logits.log_softmax(1)
-        kl = F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
-        return Score(found.top1, found.top5, agreement(logits, self.reference), float(kl))
+        kl = kl_divergence(logits, self.reference)
+        return Score(found.top1, found.top5, agreement(logits, self.reference), kl)
 
     def increase(self, score: Score) -> float:
         """Of the error, in points."""

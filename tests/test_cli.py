@@ -177,7 +177,7 @@ REFUSALS = [
     ("accelerate vgg16 --images photos --out x --weights DEFAULT", "could not be fetched"),
     ("evaluate photos --data photos", "has no leanconv.json"),
     ("evaluate net.py:build --data flat", "in no class folder"),
-    ("evaluate squeezenet1_1 --weights none --size 64 --data photos", "2 class folders but the network 1000 outputs"),
+    ("evaluate squeezenet1_1 --weights none --size 64 --data photos", "2 class names but the network 1000 outputs"),
     ("inspect net.py:build --layers some", "use conv or all"),
 ]
 

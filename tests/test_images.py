@@ -145,7 +145,7 @@ def test_class_indices(folder: Path, tmp_path: Path) -> None:
     found = class_indices(pictures, None)
     assert found == {"cat": 0, "dog": 1}
     found.check(2)
-    with pytest.raises(LeanconvError, match="2 class folders but the network 1000 outputs"):
+    with pytest.raises(LeanconvError, match="2 class names but the network 1000 outputs"):
         found.check(1000)
     (tmp_path / "classes.json").write_text('{"cat": [281, "tabby"], "dog": 207}')
     mapped = class_indices(pictures, tmp_path / "classes.json")

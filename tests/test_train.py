@@ -341,7 +341,7 @@ def test_the_learning_rate_rises_and_falls() -> None:
     cosine = Settings.check(**{**SETTINGS, "warmup": 2, "schedule": "cosine"})
     # From lr behind the warm-up, through half of it in the middle, to zero at the end.
     assert [cosine.rate(step, 10) for step in (0, 1, 2, 6, 10)] == pytest.approx([0.1, 0.2, 0.2, 0.1, 0.0])
-    assert [Settings.check(**{**SETTINGS, "lr": None, "distill": d}).lr for d in (False, True)] == [1e-5, 1e-4]
+    assert [Settings.check(**{**SETTINGS, "lr": None, "distill": d}).lr for d in (False, True)] == [1e-5, 1e-5]
     assert [Settings.check(**{**SETTINGS, "distill": d}).optimizer for d in (False, True)] == ["sgd", "adam"]
 
 

@@ -15,7 +15,12 @@ from leanconv.errors import LeanconvError
 
 def accelerate(
     model: given.Model,
-    images: Annotated[Path, typer.Option(help="Folder or .tar of images; class folders do not matter.")],
+    images: Annotated[
+        str,
+        typer.Option(
+            help="Images, labelled or not: a folder, .tar files (also 'calib-{00..03}.tar'), or hf:NAME:SPLIT."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
     speedup: Annotated[float, typer.Option(help="Convolution MACs before / after.")] = 4.0,
     scheme: Annotated[str, typer.Option(help="channel, spatial, 3d, or spatial-sgd (a slow baseline).")] = "3d",

@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leanconv.cli import given
 from leanconv.cli.output import print_json
+from leanconv.errors import LeanconvError
+
+if TYPE_CHECKING:
+    from leanconv.cli.saved import Opened
+    from leanconv.images import Preprocess
+
+Data = Annotated[
+    str,
+    typer.Option(
+        help="Labelled images: a folder with a folder a class, a .tar of them, webdataset shards (a folder of .tar "
+        "files or a pattern such as 'val-{000..003}.tar'), hf:NAME:SPLIT, or a flat folder with --labels."
+    ),
+]
+Other = Annotated[
+    str | None, typer.Argument(help="A second network, such as the accelerated one, to compare with the first.")
+]
+Labels = Annotated[
+    Path | None,
+    typer.Option(help="Text file: a class index or name a line in order of the file names, or 'name class' lines."),
+]
+ClassFile = Annotated[Path | None, typer.Option(help="JSON: {class name: index} or {class name: [index, ...]}.")]
+Views = Annotated[
+    int, typer.Option(help="1: the centre of each picture; 10: centre, corners and their mirror images, averaged.")
+]
 
 
 def evaluate(
     model: given.Model,
-    data: Annotated[Path, typer.Option(help="Folder with a folder a class, or a .tar of them.")],
-    classes: Annotated[
-        Path | None, typer.Option(help="JSON: {folder: class index} or {folder: [index, name]}.")
-    ] = None,
+    data: Data,
+    other: Other = None,
+    labels: Labels = None,
+    classes: ClassFile = None,
+    views: Views = 1,
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many images, spread over all.")] = None,
     weights: given.Weights = None,
     num_classes: given.Classes = None,
@@ -34,36 +59,90 @@ def evaluate(
     as_json: given.Json = False,
     quiet: given.Quiet = False,
 ) -> None:
-    """Measure top-1 and top-5 accuracy on labelled images.
+    """Measure top-1 and top-5 accuracy on labelled images, of one network or of two side by side.
+
+    --weights belong to MODEL. Where data has folders train and val, val is used.
 
     Examples:
 
     leanconv evaluate vgg16 --data imagenet/val
 
-    leanconv evaluate vgg16-4x --data val.tar --json
+    leanconv evaluate vgg16 vgg16-4x --data 'shards/val-{000..063}.tar' --views 10
+
+    leanconv evaluate vgg16-4x --data ILSVRC2012_img_val --labels val.txt --json
     """
-    from leanconv.cli.saved import open_network
     from leanconv.entrance import check_model
-    from leanconv.evaluate.classification import accuracy, logits_and_labels
-    from leanconv.evaluate.labels import class_indices
-    from leanconv.images import find_pictures, stream
+    from leanconv.evaluate.classification import NAMELESS, accuracy, answers
+    from leanconv.evaluate.compare import compare
+    from leanconv.evaluate.labels import class_indices, labelled
+    from leanconv.images import TenViews, find_pictures, held_out, stream
     from leanconv.images.batches import spread
     from leanconv.progress import reporter
 
-    pictures = find_pictures(data)
+    if views not in (1, 10):
+        raise LeanconvError(f"--views {views} is not known; use 1 or 10.")
+    source = held_out(data)
+    pictures = find_pictures(source)
+    if labels is not None:
+        pictures = labelled(pictures, labels)
     mapping = class_indices(pictures, classes)
-    if limit:
-        pictures = spread(pictures, limit)
+    pictures = spread(pictures, limit or len(pictures))
     place = given.pick_device(device)
-    network = open_network(model, original, weights, num_classes, default_weights="DEFAULT")
-    check_model(network.model)
-    prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
+    specs = [model] if other is None else [model, other]
+    networks = [
+        _open(spec, specs, original, weights if number == 0 else None, num_classes) for number, spec in enumerate(specs)
+    ]
+    for network in networks:
+        check_model(network.model)
+    prepare = _preprocess(networks, specs, size=size, resize=resize, channels=channels, mean=mean, std=std)
+    together = max(1, batch // views)  # pictures; all their views are no more than a batch
     bad: list[str] = []
-    batches = stream(pictures, prepare, batch=batch, workers=given.pick_workers(workers), bad=bad)
-    with reporter(not quiet).stage("evaluating", -(-len(pictures) // batch)) as stage:
-        logits, labels = logits_and_labels(network.model, batches, mapping, place, step=stage.advance)
-    found = accuracy(logits, labels)
+    batches = stream(
+        pictures,
+        TenViews(prepare) if views > 1 else prepare,
+        batch=together,
+        workers=given.pick_workers(workers),
+        pin=place.type == "cuda",
+        bad=bad,
+    )
+    with reporter(not quiet).stage("evaluating", -(-len(pictures) // together)) as stage:
+        named = [(spec if other else NAMELESS, network.model) for spec, network in zip(specs, networks, strict=True)]
+        logits, truth = answers(named, batches, mapping, place, at_once=batch, step=stage.advance)
+    about = {"data": source, "views": views, "unreadable": bad}
+    if other is not None:
+        comparison = compare(logits[0], logits[1], truth, original=model, other=other)
+        if as_json:
+            print_json({**comparison.to_json(), **about})
+        else:
+            print(comparison)
+        return
+    found = accuracy(logits[0], truth)
     if as_json:
-        print_json({**vars(found), "unreadable": bad, "model": model})
+        print_json({**vars(found), **about, "model": model})
     else:
         print(f"{model}: top-1 {100 * found.top1:.2f} %, top-5 {100 * found.top5:.2f} % of {found.images} images")
+
+
+def _open(spec: str, specs: list[str], original: str | None, weights: str | None, classes: int | None) -> Opened:
+    """A folder made from the user's own code is rebuilt by --model, or else by the network it is compared with."""
+    from leanconv.cli.saved import open_network
+    from leanconv.storage import read_description
+
+    base = original
+    if not given.is_saved(spec):
+        base = None if any(given.is_saved(one) for one in specs) else original
+    elif original is None and read_description(Path(spec))["source"]["library"] == "other":
+        base = next((one for one in specs if not given.is_saved(one)), None)
+    return open_network(spec, base, weights, classes, default_weights="DEFAULT")
+
+
+def _preprocess(networks: list[Opened], specs: list[str], **asked: Any) -> Preprocess:
+    """Of the first network that has any of its own; networks that differ in theirs need the user's word."""
+    own = [network for network in networks if network.preset is not None or network.remembered is not None]
+    known = [network.preprocess(**asked).to_json(network.preset) for network in own]
+    if any(one != known[0] for one in known) and all(value is None for value in asked.values()):
+        raise LeanconvError(
+            f"{' and '.join(specs)} were made for different preprocessing; give --size, --resize, --mean or --std for "
+            "both."
+        )
+    return (own or networks)[0].preprocess(**asked)

@@ -56,7 +56,7 @@ def finetune(
     augment: Augment = "0.5",
     epochs: Annotated[int, typer.Option(help="Passes over the images.")] = 5,
     batch: Annotated[int, typer.Option(help="Images a step, of each process.")] = 128,
-    lr: Annotated[float | None, typer.Option(help="Learning rate. Default: 1e-5; with --distill 1e-4.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate. Default: 1e-5.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adam. Default: sgd; with --distill adam.")] = None,
     weight_decay: Annotated[float, typer.Option(help="Of the optimizer.")] = 0.0,
     schedule: Annotated[str, typer.Option(help="constant, or cosine to zero.")] = "constant",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,11 @@ from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
 from leanconv.evaluate.labels import ClassIndices
-from leanconv.images.find import Picture
+from leanconv.images.picture import Picture
 from leanconv.network.failure import model_failed
+
+# What errors call a network that is alone.
+NAMELESS = "the model"
 
 
 @dataclass(frozen=True)
@@ -46,29 +50,67 @@ def logits_and_labels(
     step: Callable[[], None] = lambda: None,
 ) -> tuple[Tensor, Tensor]:
     """Outputs and true classes of labelled pictures, as they are read. Labels are checked at the first batch."""
-    model = model.to(device).eval()
-    found: list[Tensor] = []
+    (logits,), labels = answers([(NAMELESS, model)], batches, classes, device, step=step)
+    return logits, labels
+
+
+def answers(
+    models: Sequence[tuple[str, nn.Module]],
+    batches: Iterable[tuple[Tensor, list[Picture]]],
+    classes: ClassIndices,
+    device: torch.device | str,
+    *,
+    at_once: int | None = None,
+    step: Callable[[], None] = lambda: None,
+) -> tuple[list[Tensor], Tensor]:
+    """Outputs of every named network (n x classes each, float32, CPU) on the same batches, and the true classes.
+
+    A batch of pictures x views x channels x height x width runs ``at_once`` views at a time, and the outputs are the
+    logarithms of the probabilities averaged over the views.
+    """
+    networks = [(name, model.to(device).eval()) for name, model in models]
+    found: list[list[Tensor]] = [[] for _ in networks]
     labels: list[int] = []
     with torch.no_grad():
         for batch, pictures in batches:
-            try:
-                output = model(batch.to(device))
-            except Exception as error:
-                raise model_failed(error, batch) from error
-            scores = class_scores(output).float().cpu()
-            if not bool(torch.isfinite(scores).all()):
-                raise LeanconvError(
-                    f"the model answers NaN or infinity on {pictures[0].name} or the images after it; check "
-                    "its weights and the preprocessing."
-                )
-            if not found:
-                classes.check(scores.shape[1])
-            found.append(scores)
+            there = batch.to(device)
+            scores = [_answer(name, model, there, at_once, pictures[0].name) for name, model in networks]
+            if not labels:
+                counts = [one.shape[1] for one in scores]
+                if len(set(counts)) > 1:
+                    each = [f"{name} has {count} outputs" for (name, _), count in zip(networks, counts, strict=True)]
+                    raise LeanconvError(f"{' and '.join(each)}; give networks with the same classes.")
+                classes.check(counts[0])
+            for kept, one in zip(found, scores, strict=True):
+                kept.append(one)
             labels += [classes[picture.label or ""] for picture in pictures]
             step()
-    if not found:
+    if not labels:
         raise LeanconvError("none of the images could be read; repair or replace them.")
-    return torch.cat(found), torch.tensor(labels)
+    return [torch.cat(kept) for kept in found], torch.tensor(labels)
+
+
+def _answer(name: str, model: nn.Module, batch: Tensor, at_once: int | None, first: str) -> Tensor:
+    """Finite class scores of one batch, whose first picture is ``first``."""
+    views = batch.flatten(0, 1) if batch.dim() == 5 else batch
+    try:
+        outputs = [model(part) for part in views.split(at_once or len(views))]
+    except Exception as error:
+        refusal = model_failed(error, views)
+        raise (refusal if name == NAMELESS else LeanconvError(f"{name}: {refusal}")) from error
+    scores = torch.cat([class_scores(output) for output in outputs]).float()
+    if not bool(torch.isfinite(scores).all()):
+        raise LeanconvError(
+            f"{name} answers NaN or infinity on {first} or the images after it; check its weights and the "
+            "preprocessing."
+        )
+    return (averaged(scores, batch.shape[1]) if batch.dim() == 5 else scores).cpu()
+
+
+def averaged(logits: Tensor, views: int) -> Tensor:
+    """Logarithms of class probabilities averaged over views: (n * views) x classes -> n x classes."""
+    logarithms = logits.log_softmax(1).reshape(-1, views, logits.shape[1])
+    return logarithms.logsumexp(1) - math.log(views)
 
 
 def class_scores(output: object) -> Tensor:
@@ -82,14 +124,16 @@ def class_scores(output: object) -> Tensor:
     )
 
 
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """n x 2 booleans: whether an image's class is the first answer, and whether it is among the first five."""
+    ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+    return torch.stack([ranked[:, 0], ranked.any(dim=1)], dim=1)
+
+
 def accuracy(logits: Tensor, labels: Tensor) -> Accuracy:
     """``logits`` n x classes, ``labels`` n class indices."""
-    ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-    return Accuracy(
-        top1=ranked[:, 0].double().mean().item(),
-        top5=ranked.any(dim=1).double().mean().item(),
-        images=len(labels),
-    )
+    top1, top5 = correct(logits, labels).double().mean(dim=0).tolist()
+    return Accuracy(top1=top1, top5=top5, images=len(labels))
 
 
 def agreement(logits: Tensor, reference: Tensor) -> float:

@@ -1,18 +1,22 @@
-"""Class folders and the outputs they stand for."""
+"""The classes of pictures, and the outputs they stand for."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.images.find import Picture
+from leanconv.images.find import HELD_OUT, TRAINING
+from leanconv.images.picture import Picture
 
 
 class ClassIndices(dict[str, int]):
-    """Folder name -> output. ``by_order``: only the alphabetical order of the folders says so, which is right only
-    if there is a folder for every output."""
+    """Class name -> output. ``by_order``: only the alphabetical order of the names says so, which is right only if
+    there is a name for every output."""
 
     by_order = False
 
@@ -20,8 +24,8 @@ class ClassIndices(dict[str, int]):
         """Refuse labels the network cannot have, once the number of its outputs is known."""
         if self.by_order and len(self) != outputs:
             raise LeanconvError(
-                f"the data has {len(self)} class folders but the network {outputs} outputs, so their order does not "
-                "say which is which; give --classes FILE, a JSON of {folder: class index}."
+                f"the data has {len(self)} class names but the network {outputs} outputs, so their order does not "
+                "say which is which; give --classes FILE, a JSON of {name: class index}."
             )
         beyond = [f"{name}: {index}" for name, index in self.items() if not 0 <= index < outputs]
         if beyond:
@@ -29,13 +33,14 @@ class ClassIndices(dict[str, int]):
 
 
 def class_indices(pictures: Sequence[Picture], file: Path | None) -> ClassIndices:
-    """From a JSON file, from folder names that are numbers, or from their alphabetical order."""
+    """From a JSON file, from names that are numbers, or from their alphabetical order."""
     unlabelled = [picture.name for picture in pictures if picture.label is None]
     if unlabelled:
         raise LeanconvError(
-            f"{len(unlabelled)} images lie in no class folder ({listing(unlabelled, 2)}); evaluate needs a "
-            "folder a class."
+            f"{len(unlabelled)} images lie in no class folder ({listing(unlabelled, 2)}) and nothing else gives their "
+            "class; give a folder a class, or --labels FILE."
         )
+    _check_parts(pictures)
     names = sorted({picture.label for picture in pictures if picture.label is not None})
     if file is not None:
         return _from_file(file, names)
@@ -44,6 +49,51 @@ def class_indices(pictures: Sequence[Picture], file: Path | None) -> ClassIndice
     found = ClassIndices({name: index for index, name in enumerate(names)})
     found.by_order = True
     return found
+
+
+def _check_parts(pictures: Sequence[Picture]) -> None:
+    """Refuse training and validation pictures in one heap: a figure of both together means nothing."""
+    found: set[str] = set()
+    for folder in {PurePosixPath(picture.name).parent for picture in pictures}:
+        parts = folder.parts if folder.suffix == ".tar" else folder.parts[:-1]  # without the class's own folder
+        words = {word for part in parts for word in re.findall("[a-z]+", part.lower())}
+        here = [word for word in (TRAINING, *HELD_OUT) if word in words]
+        if TRAINING not in here or len(here) == 1:  # train/imagenet/val says nothing
+            found.update(here)
+    other = [word for word in HELD_OUT if word in found]
+    if TRAINING in found and other:
+        raise LeanconvError(
+            f"the data holds images of {TRAINING} and {other[0]} together; give the place of {other[0]} alone."
+        )
+
+
+def labelled(pictures: Sequence[Picture], file: Path) -> list[Picture]:
+    """The pictures with classes from a text file: a class a line in order of the pictures' names, or 'name class'."""
+    try:
+        lines = [re.split(r"[,\s]+", line.strip()) for line in file.read_text().splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise LeanconvError(f"--labels {str(file)!r} cannot be read ({error}); give a text file.") from None
+    if all(len(line) == 1 for line in lines):
+        if len(lines) != len(pictures):
+            raise LeanconvError(
+                f"--labels {str(file)!r} has {len(lines)} lines for {len(pictures)} images; give a class a line, in "
+                "order of the file names, or 'name class' lines."
+            )
+        return [replace(picture, label=line[0]) for picture, line in zip(pictures, lines, strict=True)]
+    given = {line[0]: line[1] for line in lines if len(line) > 1}
+    keys = [_key_in(given, picture) for picture in pictures]
+    missing = [picture.name for picture, key in zip(pictures, keys, strict=True) if key is None]
+    twice = [key for key, count in Counter(keys).items() if count > 1 and key is not None]
+    if missing or twice:
+        problem = f"no class for {listing(missing, 3)}" if missing else f"one line for several images ({twice[0]})"
+        raise LeanconvError(f"--labels {str(file)!r} has {problem}; give a 'name class' line an image.")
+    return [replace(picture, label=given[key or ""]) for picture, key in zip(pictures, keys, strict=True)]
+
+
+def _key_in(given: dict[str, str], picture: Picture) -> str | None:
+    """How a list names a picture: in full, by its file, or by its file without the ending."""
+    path = PurePosixPath(picture.name)
+    return next((key for key in (picture.name, path.name, path.stem) if key in given), None)
 
 
 def _from_file(file: Path, names: list[str]) -> ClassIndices:

@@ -1,7 +1,20 @@
-"""Reading pictures: folders and tar files in, batches of tensors out."""
+"""Reading pictures: folders, tar files and datasets in, batches of tensors out."""
 
 from leanconv.images.batches import Pictures, Placed, ReadImages, read_all, stream
-from leanconv.images.find import Picture, find_pictures
+from leanconv.images.find import find_pictures, held_out
+from leanconv.images.picture import Picture
 from leanconv.images.preprocess import Preprocess
+from leanconv.images.views import TenViews
 
-__all__ = ["Picture", "Pictures", "Placed", "Preprocess", "ReadImages", "find_pictures", "read_all", "stream"]
+__all__ = [
+    "Picture",
+    "Pictures",
+    "Placed",
+    "Preprocess",
+    "ReadImages",
+    "TenViews",
+    "find_pictures",
+    "held_out",
+    "read_all",
+    "stream",
+]

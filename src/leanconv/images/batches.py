@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.images.find import Picture
+from leanconv.images.picture import Picture
 
 # More than this share of unreadable pictures means the data, not a picture, is wrong.
 TOLERATED = 0.01

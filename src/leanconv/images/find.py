@@ -1,91 +1,101 @@
-"""Where the pictures are: a folder, with or without class folders, a picture, or a tar file of pictures."""
+"""Where the pictures are: folders, tar files, shards, Hugging Face datasets. The one entrance for all of them."""
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 import tarfile
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from leanconv.errors import LeanconvError
+from leanconv.errors import LeanconvError, listing
+from leanconv.images.hub import PREFIX, is_saved_dataset, pictures_on_disk, pictures_on_hub
+from leanconv.images.picture import SUFFIXES, Picture, is_picture
+from leanconv.images.shards import pictures_in_tar
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+__all__ = ["HELD_OUT", "TRAINING", "Picture", "find_pictures", "held_out"]
 
-
-@dataclass(frozen=True)
-class Picture:
-    """One encoded picture: a whole file, or ``size`` bytes of a tar file from ``offset``.
-
-    ``label`` is the name of the folder it lies in, or None where that says nothing of a class.
-    """
-
-    path: str
-    name: str
-    label: str | None
-    offset: int = 0
-    size: int | None = None
-
-    def read(self) -> bytes:
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            return file.read() if self.size is None else file.read(self.size)
+# What folders of training and of held-out pictures are called; of the latter, the first there is counts.
+TRAINING = "train"
+HELD_OUT = ("val", "validation", "valid", "test")
 
 
 def find_pictures(path: str | Path) -> list[Picture]:
-    """Every picture under ``path``, in order of name. Hidden files are passed over."""
-    place = Path(path)
-    if not place.exists():
-        raise LeanconvError(f"{str(place)!r} does not exist; give a folder of images or a .tar file.")
-    if place.is_dir():
-        found = _in_folder(place)
+    """Every picture of ``path``, in order of name. Hidden files are passed over.
+
+    ``path``: a folder, with or without class folders; a folder of tar files; a tar file; several, as a pattern
+    (``val-{000..003}.tar``, ``val-*.tar``); a picture; ``hf:NAME[:SPLIT]``; a folder that ``save_to_disk`` wrote.
+    """
+    text = str(path)
+    place = Path(text)
+    if text.startswith(PREFIX):
+        found = pictures_on_hub(text)
+    elif not os.path.exists(text) and any(sign in text for sign in "*?[{"):
+        found = [picture for tar in _matching(text) for picture in pictures_in_tar(tar, f"{tar.as_posix()}/")]
+    elif not os.path.exists(text):
+        raise LeanconvError(f"{text!r} does not exist; give a folder of images, a .tar file, a pattern or hf:NAME.")
+    elif place.is_dir():
+        found = pictures_on_disk(place) if is_saved_dataset(place) else _in_folder(place)
     elif tarfile.is_tarfile(place):
-        found = _in_tar(place)
+        found = pictures_in_tar(place)
     elif place.suffix.lower() in SUFFIXES:
-        found = [Picture(str(place), place.name, None)]
+        found = [Picture(text, place.name, None)]
     else:
-        raise LeanconvError(f"{str(place)!r} is neither a folder, a .tar file nor an image.")
+        raise LeanconvError(f"{text!r} is neither a folder, a .tar file nor an image.")
     if not found:
-        raise LeanconvError(f"no images in {str(place)!r}; looked for {' '.join(SUFFIXES)}.")
+        raise LeanconvError(f"no images in {text!r}; looked for {' '.join(SUFFIXES)}.")
     return sorted(found, key=lambda picture: picture.name)
 
 
-def _is_picture(path: PurePosixPath | Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+def held_out(path: str) -> str:
+    """``path/val`` where ``path`` has folders both for training and for validation, else ``path`` itself."""
+    if os.path.isdir(os.path.join(path, TRAINING)):
+        for name in HELD_OUT:
+            if os.path.isdir(os.path.join(path, name)):
+                return os.path.join(path, name)
+    return path
 
 
 def _in_folder(root: Path) -> list[Picture]:
-    found = []
+    """The pictures; where there are none, those in the tar files."""
+    found, tars = [], []
     seen: set[str] = set()  # a link to a folder above would go round for ever
     for folder, below, files in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
         below[:] = [] if real in seen else [name for name in below if not name.startswith(".")]
         for path in [] if real in seen else [Path(folder) / name for name in files]:
-            if not (path.is_file() and _is_picture(path)):
-                continue
             relative = path.relative_to(root)
-            found.append(Picture(str(path), relative.as_posix(), relative.parent.name or None))
+            if path.suffix == ".tar" and not path.name.startswith("."):
+                tars.append((path, f"{relative.as_posix()}/"))
+            if path.is_file() and is_picture(path):
+                found.append(Picture(str(path), relative.as_posix(), relative.parent.name or None))
         seen.add(real)
-    return found
+    return found or [picture for path, prefix in tars for picture in pictures_in_tar(path, prefix)]
 
 
-def _in_tar(path: Path) -> list[Picture]:
-    """Members are read by their offset, so any worker can read any of them; a compressed tar has no offsets."""
-    try:
-        with tarfile.open(path, "r:") as archive:
-            members = [member for member in archive if member.isfile() and _is_picture(PurePosixPath(member.name))]
-            end = archive.offset
-    except tarfile.TarError as error:
-        raise LeanconvError(
-            f"{str(path)!r} cannot be read as an uncompressed tar ({error}); unpack it, or pack it again with "
-            "'tar -cf'."
-        ) from None
-    with path.open("rb") as file:
-        file.seek(end)
-        block = file.read(tarfile.BLOCKSIZE)
-    if block.strip(b"\0"):  # reading stopped at something that is neither a member nor the end
-        raise LeanconvError(f"{str(path)!r} is damaged or cut short at byte {end}; copy or pack it again.")
+def _matching(pattern: str) -> list[Path]:
+    """The tar files a pattern names; every one that braces spell out must be there."""
     found = []
-    for member in members:
-        label = PurePosixPath(member.name).parent.name or None
-        found.append(Picture(str(path), member.name, label, member.offset_data, member.size))
+    for text in _without_braces(pattern):
+        names = sorted(glob.glob(text, recursive=True)) if any(sign in text for sign in "*?[") else [text]
+        found += [Path(name) for name in names]
+    wrong = [str(path) for path in found if not (path.is_file() and tarfile.is_tarfile(path))]
+    if wrong or not found:
+        which = f"names {listing(wrong, 3)}, not there or no .tar file" if wrong else "matches nothing"
+        raise LeanconvError(f"{pattern!r} {which}; a pattern must name .tar files.")
     return found
+
+
+def _without_braces(pattern: str) -> list[str]:
+    """``a-{08..10}`` -> a-08 a-09 a-10; ``{train,val}`` -> train val."""
+    braces = re.search(r"\{([^{}]*)\}", pattern)
+    if braces is None:
+        return [pattern]
+    span = re.fullmatch(r"(\d+)\.\.(\d+)", braces[1])
+    if span:
+        numbers = range(int(span[1]), int(span[2]) + 1)
+        choices = [str(number).zfill(len(span[1])) for number in numbers]
+    else:
+        choices = braces[1].split(",")
+    before, after = pattern[: braces.start()], pattern[braces.end() :]
+    return [whole for choice in choices for whole in _without_braces(before + choice + after)]

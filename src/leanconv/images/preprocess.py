@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,7 @@ class Preprocess:
         )
 
     def __call__(self, encoded: bytes) -> Tensor:
-        with Image.open(io.BytesIO(encoded)) as opened:
-            picture = _eight_bit(opened).convert("L" if self.channels == 1 else "RGB")
+        picture = self.opened(encoded)
         if self.transform is not None:
             result = self.transform(picture)
             assert isinstance(result, Tensor)
@@ -66,11 +65,18 @@ class Preprocess:
         if picture.size != (self.size, self.size):
             picture = F.resize(picture, [self.resize], interpolation=InterpolationMode.BILINEAR, antialias=True)
             picture = F.center_crop(picture, [self.size, self.size])
-        tensor = F.to_tensor(picture)
-        mean = torch.tensor(self.mean[: self.channels])[:, None, None]
-        std = torch.tensor(self.std[: self.channels])[:, None, None]
-        normalised: Tensor = (tensor - mean) / std
-        return normalised
+        return normalised(picture, self.mean[: self.channels], self.std[: self.channels])
+
+    def opened(self, encoded: bytes) -> Image.Image:
+        """The picture in eight bits, grey or colour as the network takes it."""
+        with Image.open(io.BytesIO(encoded)) as opened:
+            return _eight_bit(opened).convert("L" if self.channels == 1 else "RGB")
+
+
+def normalised(picture: Image.Image, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """channels x height x width, (values in [0, 1] - mean) / std."""
+    result: Tensor = (F.to_tensor(picture) - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    return result
 
 
 def _eight_bit(picture: Image.Image) -> Image.Image:

@@ -87,8 +87,8 @@ def finetune(
         augment: a batch of images in, as many out, changed; called for every batch that is trained on, and what it
             draws is fixed by ``seed`` (``leanconv.train.augment`` has some).
         epochs, batch: ``batch`` images a step, of each process.
-        lr, optimizer, weight_decay: default 1e-5 and "sgd" (momentum 0.9), as the paper has it; with ``original`` 1e-4
-            and "adam". A larger rate forgets what the network knows.
+        lr, optimizer, weight_decay: default 1e-5 and "sgd" (momentum 0.9), as the paper has it; "adam" with
+            ``original``. A larger rate forgets what the network knows.
         schedule, warmup: "constant" or "cosine" to zero, after ``warmup`` steps of a rising rate.
         ema: an average of the weights with this decay (0.999) is what is judged and kept; 0 is off.
         clip: largest norm of a gradient; 0 is off.

@@ -72,7 +72,7 @@ class Settings:
         return cls(
             epochs=whole("epochs", epochs, 1),
             batch=whole("batch", batch, 1),
-            lr=_number("lr", (1e-4 if distill else 1e-5) if lr is None else lr, above=0.0),
+            lr=_number("lr", 1e-5 if lr is None else lr, above=0.0),
             optimizer=optimizer,
             weight_decay=_number("weight_decay", weight_decay, least=0.0),
             schedule=schedule,
