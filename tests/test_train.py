@@ -208,9 +208,10 @@ def test_mixed_views_lie_between_two_images() -> None:
     assert ((alone >= 0.8 - 1e-5) & (alone <= 1.2 + 1e-5)).all()
 
 
-def test_crop_and_flip_is_what_a_plain_loop_gives() -> None:
+@pytest.mark.parametrize("reflect", [False, True])
+def test_crop_and_flip_is_what_a_plain_loop_gives(reflect: bool) -> None:
     images = torch.randn(60, 2, 4, 5)
-    changed = crop_and_flip(1)(images)
+    changed = crop_and_flip(1, reflect=reflect)(images)
     found = set()
     for image, result in zip(images, changed, strict=True):
         for down in range(3):
@@ -220,6 +221,8 @@ def test_crop_and_flip_is_what_a_plain_loop_gives() -> None:
                     for row in range(4):
                         for column in range(5):
                             y, x = row + down - 1, (4 - column if mirrored else column) + right - 1
+                            if reflect:
+                                y, x = 3 - abs(3 - abs(y)), 4 - abs(4 - abs(x))
                             if 0 <= y < 4 and 0 <= x < 5:
                                 plain[:, row, column] = image[:, y, x]
                     if torch.equal(plain, result):
@@ -656,7 +659,10 @@ def test_a_workdir_refuses_what_does_not_go_with_it(tmp_path: Path) -> None:
     for changed, message in (
         ({"lr": 0.1}, "holds a training with lr=0.05, but lr=0.1 was given; give the same arguments"),
         ({"epochs": 3}, "epochs=1, but epochs=3 was given"),
-        ({"augment": crop_and_flip(2)}, r"augment=None, but augment='_CropAndFlip\(padding=2\)' was given"),
+        (
+            {"augment": crop_and_flip(2)},
+            r"augment=None, but augment='_CropAndFlip\(padding=2, reflect=False\)' was given",
+        ),
         ({"network": small().requires_grad_(False), "ema": 0.5}, "ema=0.0, but ema=0.5"),
         ({"network": known()}, "holds a training with another network, or other weights; give the same again"),
         ({"data": (images + 1, labels)}, "holds a training with other images"),

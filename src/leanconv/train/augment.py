@@ -16,20 +16,22 @@ from leanconv.images import Picture, Preprocess
 from leanconv.train.examples import Unreadable
 
 
-def crop_and_flip(padding: int) -> _CropAndFlip:
-    """Of tensors: images moved by up to ``padding`` pixels each way, zeros moving in, and mirrored half the time."""
+def crop_and_flip(padding: int, *, reflect: bool = False) -> _CropAndFlip:
+    """Of tensors: images moved by up to ``padding`` pixels each way, and mirrored half the time. Zeros move in, or with
+    ``reflect`` the mirror image: no edge that a network fitted to whole images has not seen."""
     if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
         raise LeanconvError(f"padding={padding!r} must be a whole number, at least 0.")
-    return _CropAndFlip(padding)
+    return _CropAndFlip(padding, reflect)
 
 
 @dataclass(frozen=True)
 class _CropAndFlip:
     padding: int
+    reflect: bool
 
     def __call__(self, images: Tensor) -> Tensor:
         n, _, h, w = images.shape
-        wide = F.pad(images, [self.padding] * 4)
+        wide = F.pad(images, [self.padding] * 4, mode="reflect" if self.reflect else "constant")
         down, right = torch.randint(0, 2 * self.padding + 1, (2, n, 1)).to(images.device)
         mirrored = (torch.rand(n, 1) < 0.5).to(images.device)
         columns = torch.arange(w, device=images.device).expand(n, w)
