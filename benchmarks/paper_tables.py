@@ -259,7 +259,7 @@ def three_d(subject: Subject) -> Table:
 
 
 def finetuned(subject: Subject) -> Table:
-    """3d, and then trained: with labels, or distilled from the original where there are few."""
+    """3d, and then distilled from the original, without labels."""
     rows, better = [], []
     for speedup in subject.speedups:
         result, before = subject.accelerated(speedup, scheme="3d")
@@ -269,9 +269,8 @@ def finetuned(subject: Subject) -> Table:
         after = subject.score(tuned.model)
         rows.append([f"{speedup:g}x", *figures(subject, before), *figures(subject, after), seconds])
         better.append(subject.increase(after) < subject.increase(before))
-    how = "with labels" if subject.labelled else "distilled, no labels"
     return {
-        "title": f"3d before and after fine-tuning ({how})",
+        "title": "3d before and after fine-tuning (distilled, no labels)",
         "heads": ["speed-up", *(f"{when}: {head}" for when in ("before", "after") for head in HEADS), "seconds"],
         "rows": rows,
         "settings": {key: str(value) for key, value in subject.tuning.items()},
