@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from leanconv import LeanconvError
-from leanconv.evaluate.classification import answers, averaged, logits_and_labels
+from leanconv.evaluate.classification import answers, averaged, logits_and_labels, logits_of
 from leanconv.evaluate.compare import compare, kl_divergence, paired_interval
 from leanconv.evaluate.labels import ClassIndices, class_indices, labelled
 from leanconv.images import Preprocess, TenViews, find_pictures, held_out, read_all, stream
@@ -565,3 +565,10 @@ def test_networks_made_for_different_pictures(place: Path, leanconv_command) -> 
     code, out, err = leanconv_command(f"{both} --size 18")
     assert code == 0, err
     assert "8 images" in out
+
+
+def test_half_precision_networks_are_given_their_own() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).bfloat16()
+    found = logits_of(network, [torch.randn(2, 3, 2, 2)], "cpu")
+    assert found.shape == (2, 4)
+    assert found.dtype == torch.float32

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import nn
 
 import leanconv
+from leanconv import reconstruction
 from leanconv.solve import spatial_basis
-from leanconv.solve.spatial_sgd import reconstruct
+from leanconv.solve.spatial_sgd import Reconstruction, reconstruct
 from tests.conftest import plain_network, smooth_images
 
 
@@ -49,3 +52,21 @@ def test_as_a_scheme_it_does_better_than_filters_alone() -> None:
         wanted = model(x)
         distances = [float((network(x) - wanted).norm()) for network in (plain.model, fitted.model)]
     assert distances[1] < distances[0]
+
+
+def test_patches_come_from_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is room for fewer patches than images, from images all along."""
+    seen: list[tuple[int, float]] = []
+
+    def note(patches: torch.Tensor, target: torch.Tensor, start, bias, *, seed: int) -> Reconstruction:
+        seen.append((len(patches), float(patches.amax((1, 2, 3)).max())))
+        return Reconstruction(start, bias, (0.0, 0.0))
+
+    monkeypatch.setattr(reconstruction, "reconstruct", note)
+    monkeypatch.setattr(reconstruction, "PATCHES", 4 * 27 * 10)  # ten patches of a 3 x 3 layer of three channels
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    images = torch.arange(60.0).reshape(60, 1, 1, 1).expand(60, 3, 8, 8).clone()
+    leanconv.accelerate(network, images, 1.5, scheme="spatial-sgd", skip=[], progress=False, samples=600)
+    ((count, largest),) = seen
+    assert count <= 10
+    assert largest >= 50

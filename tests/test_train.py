@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import multiprocessing
 import multiprocessing.forkserver
@@ -25,6 +26,7 @@ from torch.nn import functional as F
 from torchvision.transforms._presets import ImageClassification
 
 import leanconv
+from leanconv.cli.finetune import _classes
 from leanconv.cli.main import run
 from leanconv.errors import LeanconvError
 from leanconv.images import Preprocess, find_pictures
@@ -595,11 +597,11 @@ def test_a_network_of_nan_is_never_the_best() -> None:
 
 
 def test_a_collapse_is_said_plainly() -> None:
-    tuned = tune(known(), lr=3.0, optimizer="adam", epochs=4, check_every=2)
+    tuned = tune(known(), lr=3.0, optimizer="adam", epochs=4, check_every=2, holdout=0.5)
     assert "held-out top-1 collapsed from" in tuned.history.stopped
     assert "lr=3 is too large" in tuned.history.stopped
     assert tuned.history.kept.held_right == max(row.held_right for row in tuned.history.rows)
-    assert tuned.history.rows[-1].step < 4 * 5
+    assert tuned.history.rows[-1].step < 4 * 3
 
 
 def test_patience() -> None:
@@ -983,3 +985,56 @@ def test_finetune_under_torchrun(saved: Path, tmp_path: Path) -> None:
     assert found["folder"] == str(tmp_path / "x")
     assert (tmp_path / "shown-1").read_text() == ""
     assert leanconv.load_result(tmp_path / "x", network_of("build")).training["history"] == found["history"]
+
+
+def test_a_map_that_is_zero_on_some_image_is_no_trouble() -> None:
+    """A black picture through a network without biases."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, CLASSES, bias=False)
+    )
+    other = copy.deepcopy(network)
+    with torch.no_grad():
+        other[0].weight += 0.1 * torch.randn_like(other[0].weight)
+    images = torch.randn(6, 3, 8, 8)
+    images[0] = 0
+    judged = Distillation(network, ["0"])(other, images, None)
+    assert judged.loss.isfinite().all()
+    assert judged.loss[0] == 0
+    assert (judged.loss[1:] > 0).all()
+
+
+def test_one_image_more_or_less_is_no_collapse() -> None:
+    """Ten images, one of them held out: it may well become wrong."""
+    torch.manual_seed(0)
+    network, images = nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES)), torch.randn(10, 3, 2, 2)
+    labels = network(images).argmax(1)
+    tuned = finetune(network, (images, (labels + 1) % CLASSES), lr=1.0, epochs=4, batch=4, progress=False)
+    swapped = finetune(network, (images, labels), lr=1.0, epochs=4, batch=4, progress=False)
+    assert tuned.history.stopped is None
+    assert swapped.history.stopped is None
+
+
+def test_functions_with_fixed_arguments_have_other_names() -> None:
+    one, other = (finetune_module._named(functools.partial(torch.roll, shifts=shift)) for shift in (1, 8))
+    assert one != other
+
+
+def test_classes_named_otherwise_where_they_are_judged_are_refused(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "words")
+    write_pictures(tmp_path / "numbers")
+    for number, word in enumerate(("left", "right")):
+        (tmp_path / "numbers" / word).rename(tmp_path / "numbers" / str(number))
+    words, numbers = (find_pictures(tmp_path / name) for name in ("words", "numbers"))
+    with pytest.raises(LeanconvError, match="named 0, 1 where they are trained on and left, right where"):
+        _classes(numbers, words, None)
+    assert _classes(words, words, None) == {"left": 0, "right": 1}
+    assert _classes(numbers, numbers, None) == {"0": 0, "1": 1}
+
+
+def test_a_preprocessing_that_hides_its_size_cannot_be_cropped(tmp_path: Path) -> None:
+    write_pictures(tmp_path)
+    hidden = Preprocess(transform=torch.nn.Identity())
+    assert len(PictureSet(find_pictures(tmp_path), hidden, None)) == 12
+    with pytest.raises(LeanconvError, match=r"preprocessing \(Identity\) does not say its size"):
+        PictureSet(find_pictures(tmp_path), hidden, None, 0.5)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.calibrate.patches import Positions, conv_patches
-from leanconv.calibrate.probe import Probe
+from leanconv.calibrate.probe import Probe, Responses
+from leanconv.calibrate.samples import Piece
 from leanconv.engine import Engine
 from leanconv.errors import LeanconvError
 from leanconv.solve import SpatialFactors
@@ -19,29 +20,33 @@ PATCHES = 256 << 20
 
 
 def reconstructed(engine: Engine, dense: Probe, split: SpatialFactors) -> tuple[SpatialFactors, Tensor]:
-    """The factors and bias of a site, from ``split``. ``dense`` is the probe of the original's filters."""
+    """The factors and bias of a site, from ``split``, in every process. ``dense`` probes the original's filters."""
     patches = _patches(engine, dense)
-    target = torch.addmm(dense.bias, patches, dense.weight.flatten(1).T)
-    x = patches.reshape(len(patches), *dense.weight.shape[1:])
-    with torch.enable_grad():
-        found = reconstruct(x, target, split, dense.bias, seed=engine.options.seed)
-    return found.factors, found.bias
+    found: tuple[SpatialFactors, Tensor] | None = None
+    if engine.team.lead:
+        if not patches:
+            raise LeanconvError(f"layer {dense.site.name!r} did not run on these images; name it in skip.")
+        rows = torch.cat(patches)
+        target = torch.addmm(dense.bias, rows, dense.weight.flatten(1).T)
+        x = rows.reshape(len(rows), *dense.weight.shape[1:])
+        with torch.enable_grad():
+            fitted = reconstruct(x, target, split, dense.bias, seed=engine.options.seed)
+        found = fitted.factors, fitted.bias
+    return engine.team.share(found)
 
 
 class _Stop(Exception):
     pass
 
 
-def _patches(engine: Engine, dense: Probe) -> Tensor:
-    """Patches the original gives the site, spread over the images: n x (c k)."""
-    site, batches = dense.site, engine.batches
+def _patches(engine: Engine, dense: Probe) -> list[Tensor]:
+    """Patches the original gives the site, spread over the images of all processes, n x (c k) each; at the lead."""
+    site, images = dense.site, engine.batches.images
     room = PATCHES // (site.geometry.patch * dense.weight.element_size())
     count = max(1, min(engine.options.samples, room))
+    each = -(-images // count)  # every so many-th image, where there are more than patches
     positions = Positions(
-        per_image=max(1, -(-count // batches.images)),
-        images=batches.images,
-        seed=engine.options.seed,
-        device=engine.device,
+        per_image=max(1, count * each // images), images=images, seed=engine.options.seed, device=engine.device
     )
     kept: list[Tensor] = []
 
@@ -49,19 +54,20 @@ def _patches(engine: Engine, dense: Probe) -> Tensor:
         kept.append(inputs[0])
         raise _Stop
 
-    found: list[Tensor] = []
+    found: list[Piece] = []
     handle = engine.original.get_submodule(site.name).register_forward_pre_hook(take)
     try:
-        for batch in batches:
+        for batch in engine.batches:
             try:
                 with torch.no_grad():
                     engine.original(batch.on(engine.device))
             except _Stop:
                 x = kept.pop()
                 chosen = positions.choose(site.positions, batch.first, len(x), images=len(x) == batch.size)
-                found.append(conv_patches(x, site.geometry, chosen).to(dense.weight.dtype))
+                rows = conv_patches(x, site.geometry, chosen).to(dense.weight.dtype)
+                here = torch.arange(batch.first, batch.first + len(x), device=rows.device) % each == 0
+                mine = rows.reshape(len(x), -1, rows.shape[1])[here].flatten(0, 1)
+                found.append((batch.first, Responses(mine)))
     finally:
         handle.remove()
-    if not found:
-        raise LeanconvError(f"layer {site.name!r} did not run on these images; name it in skip.")
-    return torch.cat(found)[:count]
+    return [piece.y for _, piece in engine.team.gather(found)]

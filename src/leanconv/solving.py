@@ -53,9 +53,7 @@ class Solving:
             for number, (name, probe) in enumerate(self.probes.items(), 1):
                 if engine.options.scheme == "spatial-sgd":
                     with engine.clock.stage("solving"):
-                        lead = engine.team.lead
-                        found = reconstructed(engine, self.dense[name], self.splits[name]) if lead else None
-                    split, bias = engine.team.share(found)
+                        split, bias = reconstructed(engine, self.dense[name], self.splits[name])
                     probes[name] = Probe(probe.site, split.product(), bias, split)
                     stage.label(f"{number}/{len(probes)} {self._describe(name)}")
                 stage.advance()

@@ -208,7 +208,14 @@ def _classes(pictures: Sequence[Picture], held: Sequence[Picture] | None, file: 
             "--distill ORIGINAL to train without labels."
         )
     mapping = class_indices(pictures, file)
-    other = {} if held is None else class_indices(held, file)
+    if held is None:
+        return mapping
+    other = class_indices(held, file)
+    if other.by_order != mapping.by_order:
+        raise LeanconvError(
+            f"the classes are named {listing(list(mapping), 2)} where they are trained on and "
+            f"{listing(list(other), 2)} where they are judged by; name them alike."
+        )
     if mapping.by_order and (missing := [name for name in other if name not in mapping]):
         raise LeanconvError(f"there are validation images of {listing(missing, 3)}, and none to train on; give some.")
     if not mapping.by_order:
@@ -226,7 +233,8 @@ def _networks(
     built_by_us = read_description(folder)["source"]["library"] != "other"
     teacher = None
     if distill is not None:
-        teacher = open_network(distill, None, weights, classes, default_weights="DEFAULT").model
+        own = original if given.is_saved(distill) else None
+        teacher = open_network(distill, own, weights, classes, default_weights="DEFAULT").model
     base = None if built_by_us else teacher
     if original is not None:
         base = given.load_network(original, "none", None, default_weights="none").model
@@ -237,7 +245,7 @@ def _outputs(model: nn.Module, pictures: PictureSet) -> int:
     """How many classes the network tells apart: its answer to the first picture that can be read."""
     import torch
 
-    from leanconv.evaluate.classification import class_scores
+    from leanconv.evaluate.classification import as_taken, class_scores
     from leanconv.network.failure import model_failed
     from leanconv.train.examples import Unreadable
 
@@ -248,7 +256,7 @@ def _outputs(model: nn.Module, pictures: PictureSet) -> int:
             continue
         try:
             with torch.no_grad():
-                output = model(image)
+                output = model(as_taken(model, image))
         except Exception as error:
             raise model_failed(error, image) from error
         return class_scores(output).shape[1]

@@ -35,10 +35,16 @@ def logits_of(model: nn.Module, batches: Iterable[Tensor], device: torch.device 
     try:
         with torch.no_grad():
             for batch in batches:
-                found.append(class_scores(model(batch.to(device))).float().cpu())
+                found.append(class_scores(model(as_taken(model, batch.to(device)))).float().cpu())
     finally:
         model.train(training)
     return torch.cat(found)
+
+
+def as_taken(model: nn.Module, images: Tensor) -> Tensor:
+    """In the precision of the network's weights."""
+    weight = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), images)
+    return images.to(weight.dtype) if images.is_floating_point() else images
 
 
 def logits_and_labels(
@@ -94,7 +100,7 @@ def _answer(name: str, model: nn.Module, batch: Tensor, at_once: int | None, fir
     """Finite class scores of one batch, whose first picture is ``first``."""
     views = batch.flatten(0, 1) if batch.dim() == 5 else batch
     try:
-        outputs = [model(part) for part in views.split(at_once or len(views))]
+        outputs = [model(as_taken(model, part)) for part in views.split(at_once or len(views))]
     except Exception as error:
         refusal = model_failed(error, views)
         raise (refusal if name == NAMELESS else LeanconvError(f"{name}: {refusal}")) from error

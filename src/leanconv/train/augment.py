@@ -83,6 +83,14 @@ class PictureSet:
     classes: dict[str, int] | None
     smallest: float | None = None
 
+    def __post_init__(self) -> None:
+        known = self.preprocess.transform
+        if self.smallest is not None and known is not None and not hasattr(known, "crop_size"):
+            raise LeanconvError(
+                f"the network's own preprocessing ({type(known).__name__}) does not say its size, so that crops cannot "
+                "be drawn; give --size, or --augment off."
+            )
+
     def __len__(self) -> int:
         return len(self.pictures)
 
@@ -108,7 +116,13 @@ class PictureSet:
                 mean=tuple(numbers.transform.mean),  # type: ignore[attr-defined]
                 std=tuple(numbers.transform.std),  # type: ignore[attr-defined]
             )
-        crop = v2.RandomResizedCrop(numbers.size, scale=(self.smallest, 1.0), ratio=(0.8, 1.25), antialias=True)
+        crop = v2.RandomResizedCrop(
+            numbers.size,
+            scale=(self.smallest, 1.0),
+            ratio=(0.8, 1.25),
+            interpolation=getattr(self.preprocess.transform, "interpolation", v2.InterpolationMode.BILINEAR),
+            antialias=True,
+        )
         mean, std = numbers.mean[: numbers.channels], numbers.std[: numbers.channels]
 
         def transform(picture: Image.Image) -> Tensor:

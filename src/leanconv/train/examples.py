@@ -117,7 +117,7 @@ class Examples:
             loaded = self._loaded(data, mine)
         for chosen, (pictures, classes), count in zip(mine, loaded, counts, strict=True):
             if augment is not None:
-                with seeded(mixed(*data.drawn, rank, chosen[0])):
+                with seeded(mixed(*data.drawn, rank, chosen[0]), pictures.device):
                     pictures = augment(pictures)
             yield Batch(pictures, classes if self.labelled else None, count)
 

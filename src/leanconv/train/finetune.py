@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,8 @@ def _named(augment: Augment | None) -> str | None:
     """A function by its name: how it prints may differ from process to process."""
     if augment is None or is_dataclass(augment):
         return None if augment is None else repr(augment)
+    if isinstance(augment, partial):
+        return f"{_named(augment.func)} with {augment.args} {sorted(augment.keywords.items())}"
     kind = augment if hasattr(augment, "__qualname__") else type(augment)
     return f"{kind.__module__}.{kind.__qualname__}"
 

@@ -109,8 +109,10 @@ def _relative(found: Tensor, wanted: Tensor, count: int) -> Tensor:
             f"a layer responds with {tuple(found.shape)} where that of the original responds with "
             f"{tuple(wanted.shape)}; give the network that was accelerated, or features=0."
         )
-    difference = (found.float() - wanted.float()).flatten(1).square().sum(1)
-    return difference / wanted.float().flatten(1).square().sum(1).clamp_min(torch.finfo(torch.float32).tiny)
+    found, wanted = found.float().flatten(1), wanted.float().flatten(1)
+    # A map of the original may be zero on some image: a small share of the network's own keeps the quotient finite.
+    size = torch.maximum(wanted.square().sum(1), 1e-3 * found.detach().square().sum(1))
+    return (found - wanted).square().sum(1) / size.clamp_min(torch.finfo(torch.float32).tiny)
 
 
 @contextmanager

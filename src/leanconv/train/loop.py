@@ -28,8 +28,9 @@ from leanconv.train.settings import Settings
 
 # Steps between looks at the loss; a GPU has to be waited for.
 LOOK_EVERY = 10
-# A network that has lost more than this share of what it got right was trained with too large a rate.
-COLLAPSE = 0.5
+# A network that has lost more than this share of what it got right was trained with too large a rate; if that is more
+# than chance does: FEW images at least, and three standard deviations of a count.
+COLLAPSE, FEW = 0.5, 10
 
 Weights = dict[str, Tensor]
 
@@ -228,12 +229,14 @@ class Loop:
         now = rows[-1]
         if now.held_loss is None or first.held_loss is None:
             return False
-        lost = first.held_right is not None and now.held_right is not None and first.held_right > 0
-        if lost and now.held_right < COLLAPSE * first.held_right:  # type: ignore[operator]
+        before, after = first.held_right or 0.0, now.held_right or 0.0
+        count = len(self.held_out)
+        lost = (before - after) * count
+        if after < COLLAPSE * before and lost >= max(FEW, 3 * math.sqrt(before * count)):
             self.history.stopped = (
-                f"held-out {self.goal.right} collapsed from {100 * first.held_right:.2f} % to "  # type: ignore[operator]
-                f"{100 * now.held_right:.2f} % by step {self.step}: lr={self.settings.lr:g} is too large; training "  # type: ignore[operator]
-                "stopped, the best weights are kept. Try a tenth of it."
+                f"held-out {self.goal.right} collapsed from {100 * before:.2f} % to {100 * after:.2f} % by step "
+                f"{self.step}: lr={self.settings.lr:g} is too large; training stopped, the best weights are kept. Try "
+                "a tenth of it."
             )
         since = sum(1 for row in rows if row.step > self.history.best)
         patience = self.settings.patience if self.step < self.steps else 0
