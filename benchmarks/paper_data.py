@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from vgg16_imagenet import read, vgg16_probe
 
 import leanconv
-from leanconv.evaluate.classification import accuracy, agreement, logits_of
-from leanconv.evaluate.compare import kl_divergence
+from leanconv.evaluate.classification import accuracy, agreement, correct, logits_of
+from leanconv.evaluate.compare import kl_divergence, paired_interval
 from leanconv.train.augment import crop_and_flip, random_views
 
 # VGG-16's thirteen convolutions, as the paper calls them.
@@ -24,12 +24,15 @@ NAMES = ("1_1", "1_2", "2_1", "2_2", "3_1", "3_2", "3_3", "4_1", "4_2", "4_3", "
 
 @dataclass(frozen=True)
 class Score:
-    """Shares of the evaluation pictures; ``kl`` of the outputs from the original's."""
+    """Shares of the evaluation pictures; ``kl`` of the outputs from the original's; ``low``, ``high``: a 95 % interval
+    of the increase of the error that is counted."""
 
     top1: float
     top5: float
     agreement: float
     kl: float
+    low: float
+    high: float
 
 
 @dataclass
@@ -65,8 +68,11 @@ class Subject:
     def score(self, model: nn.Module) -> Score:
         logits = logits_of(model, self.pictures, self.device)
         found = accuracy(logits, self.labels)
+        column = 0 if self.error == "top1" else 1
+        before, after = (correct(outputs, self.labels)[:, column] for outputs in (self.reference, logits))
+        _, low, high = paired_interval(before, after)
         kl = kl_divergence(logits, self.reference)
-        return Score(found.top1, found.top5, agreement(logits, self.reference), kl)
+        return Score(found.top1, found.top5, agreement(logits, self.reference), kl, low, high)
 
     def increase(self, score: Score) -> float:
         """Of the error, in points."""

@@ -13,6 +13,17 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 Table = dict[str, Any]
+Rows = list[list[Any]]
+
+
+def _column(table: Table, head: str, rows: Rows | None = None) -> list[Any]:
+    place = table["heads"].index(head)
+    return [row[place] for row in (table["rows"] if rows is None else rows)]
+
+
+def _times(rows: Rows, place: int) -> list[float]:
+    """4x -> 4."""
+    return [float(row[place].removesuffix("x")) for row in rows]
 
 
 def _energy(table: Table, axes: Axes) -> None:
@@ -28,7 +39,7 @@ def _energy(table: Table, axes: Axes) -> None:
 def _accuracy_energy(table: Table, axes: Axes) -> None:
     for kind, marker in (("uniform", "o"), ("energy", "s"), ("random", "x")):
         rows = [row for row in table["rows"] if row[0].startswith(kind)]
-        axes.plot([row[2] for row in rows], [row[3] for row in rows], marker, label=kind)
+        axes.plot(_column(table, "energy product", rows), _column(table, "accuracy %", rows), marker, label=kind)
     axes.set(xlabel="product of PCA energies", ylabel="accuracy, %")
     axes.legend()
 
@@ -38,9 +49,9 @@ def _single(table: Table, axes: Axes) -> None:
     colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     for layer, colour in zip(layers, colours, strict=False):
         rows = [row for row in table["rows"] if row[0] == layer]
-        x = [float(row[1].removesuffix("x")) for row in rows]
-        axes.plot(x, [row[5] for row in rows], "--o", color=colour, markersize=3, label=f"{layer} linear")
-        axes.plot(x, [row[8] for row in rows], "-o", color=colour, markersize=3, label=f"{layer} nonlinear")
+        for solver, line in (("linear", "--o"), ("nonlinear", "-o")):
+            y = _column(table, f"{solver}: KL", rows)
+            axes.plot(_times(rows, 1), y, line, color=colour, markersize=3, label=f"{layer} {solver}")
     axes.set(xlabel="speed-up of the layer", ylabel="KL from the original's outputs", yscale="log")
     axes.legend(fontsize=7, handlelength=3.5)
 
@@ -50,34 +61,37 @@ def _asymmetric(table: Table, axes: Axes) -> None:
     colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     for group, colour in zip(groups, colours, strict=False):
         rows = [row for row in table["rows"] if row[0] == group]
-        x = [float(row[1].removesuffix("x")) for row in rows]
-        axes.plot(x, [row[2] for row in rows], "--o", color=colour, markersize=3, label=f"{group}, symmetric")
-        axes.plot(x, [row[5] for row in rows], "-o", color=colour, markersize=3, label=f"{group}, asymmetric")
-    axes.set(xlabel="speed-up of these layers", ylabel="increase of error, points", xticks=x)
+        for way, line in (("symmetric", "--o"), ("asymmetric", "-o")):
+            y = _column(table, f"{way}: error increase", rows)
+            axes.plot(_times(rows, 1), y, line, color=colour, markersize=3, label=f"{group}, {way}")
+    axes.set(
+        xlabel="speed-up of these layers",
+        ylabel="increase of error, points",
+        xticks=sorted(set(_times(table["rows"], 1))),
+    )
     axes.legend(fontsize=7, handlelength=3.5)
 
 
-def _by_speed(key: int, value: int) -> Callable[[Table, Axes], None]:
-    """Lines of column ``value`` over speed-ups, one for each text in column ``key``."""
+def _by_speed(key: int) -> Callable[[Table, Axes], None]:
+    """The error over speed-ups, a line for each text in column ``key``."""
 
     def draw(table: Table, axes: Axes) -> None:
         for title in dict.fromkeys(row[key] for row in table["rows"]):
             rows = [row for row in table["rows"] if row[key] == title]
-            x = [float(row[0].removesuffix("x")) for row in rows]
-            axes.plot(x, [row[value] for row in rows], "-o", label=title)
-        axes.set(xlabel="speed-up", ylabel="increase of error, points", xticks=x)
+            axes.plot(_times(rows, 0), _column(table, "error increase", rows), "-o", label=title)
+        axes.set(xlabel="speed-up", ylabel="increase of error, points", xticks=sorted(set(_times(table["rows"], 0))))
         axes.legend()
 
     return draw
 
 
 def _two(first: str, second: str) -> Callable[[Table, Axes], None]:
-    """Columns 1 and 4 over speed-ups."""
+    """The error over speed-ups, of two kinds of columns."""
 
     def draw(table: Table, axes: Axes) -> None:
-        x = [float(row[0].removesuffix("x")) for row in table["rows"]]
-        axes.plot(x, [row[1] for row in table["rows"]], "-o", label=first)
-        axes.plot(x, [row[4] for row in table["rows"]], "-o", label=second)
+        x = _times(table["rows"], 0)
+        for kind in (first, second):
+            axes.plot(x, _column(table, f"{kind}: error increase"), "-o", label=kind)
         axes.axhline(0, color="0.7", linewidth=0.8)
         axes.set(xlabel="speed-up", ylabel="increase of error, points", xticks=x)
         axes.legend()
@@ -85,9 +99,9 @@ def _two(first: str, second: str) -> Callable[[Table, Axes], None]:
     return draw
 
 
-def _bars(value: int, label: str) -> Callable[[Table, Axes], None]:
+def _bars(head: str, label: str) -> Callable[[Table, Axes], None]:
     def draw(table: Table, axes: Axes) -> None:
-        bars = axes.bar([row[0] for row in table["rows"]], [row[value] for row in table["rows"]], width=0.5)
+        bars = axes.bar([row[0] for row in table["rows"]], _column(table, head), width=0.5)
         axes.bar_label(bars, fmt="%.2f")
         axes.set(ylabel=label)
 
@@ -99,12 +113,12 @@ PLOTS: dict[str, Callable[[Table, Axes], None]] = {
     "accuracy-energy": _accuracy_energy,
     "single": _single,
     "asymmetric": _asymmetric,
-    "whole": _by_speed(1, 2),
-    "jaderberg": _by_speed(1, 3),
+    "whole": _by_speed(1),
+    "jaderberg": _by_speed(1),
     "3d": _two("channel", "3d"),
-    "finetuned": _two("3d", "3d, fine-tuned"),
-    "scratch": _bars(1, "increase of error, points"),
-    "speed": _bars(3, "times faster than the original"),
+    "finetuned": _two("before", "after"),
+    "scratch": _bars("error increase", "increase of error, points"),
+    "speed": _bars("time ratio", "times faster than the original"),
 }
 
 

@@ -32,12 +32,13 @@ def claim(sentence: str, holds: bool) -> dict[str, Any]:
     return {"claim": sentence, "holds": bool(holds)}
 
 
-def figures(subject: Subject, score: Score) -> list[float]:
-    """Increase of the error in points, agreement in %, KL."""
-    return [subject.increase(score), 100 * score.agreement, score.kl]
+def figures(subject: Subject, score: Score) -> list[Any]:
+    """Increase of the error in points, its 95 % interval (paired bootstrap), agreement in %, KL."""
+    interval = f"{100 * score.low:.1f} to {100 * score.high:.1f}"
+    return [subject.increase(score), interval, 100 * score.agreement, score.kl]
 
 
-HEADS = ["error increase", "agreement %", "KL"]
+HEADS = ["error increase", "95 %", "agreement %", "KL"]
 
 
 def energy(subject: Subject) -> Table:
