@@ -107,16 +107,21 @@ def accuracy_energy(subject: Subject) -> Table:
     }
 
 
+def channel_rank(subject: Subject, name: str, speedup: float) -> int:
+    """d' with which the layer costs 1 / speed-up: d' (k k c + d) = k k c d / speed-up."""
+    weight = subject.model.get_submodule(name).weight
+    d, patch = weight.shape[0], weight[0].numel()
+    return max(1, int(d * patch / (speedup * (patch + d))))
+
+
 def single(subject: Subject) -> Table:
     """One layer at a time, linear against nonlinear."""
     rows, wins, total = [], 0, 0
     sums = {"linear": 0.0, "nonlinear": 0.0}
     for short in ("conv2_2", "conv3_2", "conv4_1"):
         name = subject.layers[short]
-        weight = subject.model.get_submodule(name).weight
-        d, patch = weight.shape[0], weight[0].numel()
         for speedup in subject.layer_speedups:
-            rank = max(1, int(d * patch / (speedup * (patch + d))))
+            rank = channel_rank(subject, name, speedup)
             scores = {
                 solver: subject.accelerated(ranks={name: rank}, scheme="channel", solver=solver)[1]
                 for solver in ("linear", "nonlinear")
@@ -156,11 +161,8 @@ def asymmetric(subject: Subject) -> Table:
     for title, chosen in groups.items():
         gaps, kls = [], []
         for speedup in subject.group_speedups:
-            plan = {}
-            for short in chosen:
-                weight = subject.model.get_submodule(subject.layers[short]).weight
-                d, patch = weight.shape[0], weight[0].numel()
-                plan[subject.layers[short]] = max(1, int(d * patch / (speedup * (patch + d))))
+            names = [subject.layers[short] for short in chosen]
+            plan = {name: channel_rank(subject, name, speedup) for name in names}
             scores = [
                 subject.accelerated(ranks=plan, scheme="channel", asymmetric=asymmetric)[1]
                 for asymmetric in (False, True)

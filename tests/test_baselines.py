@@ -142,7 +142,7 @@ def test_refusals_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(LeanconvError, match=sentence):
             cp(network, layer, 4)
     for rank in (0, -3, 2.5, True):
-        with pytest.raises(LeanconvError, match=f"rank={rank!r} must be a whole number of at least 1"):
+        with pytest.raises(LeanconvError, match=f"rank={rank!r} must be a whole number from 1"):
             cp(network, "0", rank)  # type: ignore[arg-type]
     with pytest.raises(LeanconvError, match=r"weight has shape \(8, 3, 3\)"):
         cp_factors(torch.ones(8, 3, 3), 2)

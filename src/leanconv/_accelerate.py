@@ -19,7 +19,7 @@ from leanconv.job import Job
 from leanconv.options import Method, Options
 from leanconv.progress import reporter
 from leanconv.result import Accelerated
-from leanconv.team import Failed, Team
+from leanconv.team import Team
 from leanconv.workdir import Workdir, digest_of_images, digest_of_model
 
 
@@ -88,7 +88,7 @@ def accelerate(
     with _entered(model, options, device) as place:
         team = Team(place)
         clock = Clock(place)
-        try:
+        with team.ending_all():
             with clock.stage("preparing"):
                 batches = take(images, rank=team.rank, world=team.world)
                 job = Job.prepare(model, batches.sample(), options, place)
@@ -114,13 +114,7 @@ def accelerate(
                 result.model.to(device_of(model))
                 if work is not None:
                     work.finish()
-                team.words("done")  # who fails up to here ends all
                 return result
-        except Failed:
-            raise
-        except BaseException as error:
-            team.fail(" ".join(str(error).split())[:300] or type(error).__name__)
-            raise
 
 
 @contextmanager

@@ -1,9 +1,12 @@
-"""The one error users see, and the words it is made of."""
+"""The one error users see, the words it is made of, and warnings."""
 
 from __future__ import annotations
 
 import difflib
+import numbers
+import sys
 from collections.abc import Iterable
+from typing import Any
 
 
 class LeanconvError(ValueError):
@@ -26,3 +29,15 @@ def unknown_name(given: str, known: Iterable[str], *, what: str, where: str) -> 
     else:
         hint = f"known: {listing(known, 8)}." if known else "there are none."
     return LeanconvError(f"{where} names the {what} {given!r}, which does not exist; {hint}")
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """``value`` if it is a whole number of at least ``least``; else refused."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) < 1 << 32:
+        raise LeanconvError(f"{name}={value!r} must be a whole number from {least} to {(1 << 32) - 1}.")
+    return int(value)
+
+
+def warn(text: str) -> None:
+    """What users should know and need not stop for."""
+    print(f"leanconv: warning: {text}", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from leanconv.errors import LeanconvError, listing
+from leanconv.errors import LeanconvError, listing, whole
 from leanconv.network.geometry import Scheme
 
 Solver = Literal["linear", "nonlinear"]
@@ -60,8 +60,6 @@ class Options:
                 )
             _one_of("ranks", ranks, RANKS, "or a dict {'layer': rank}")
             _check_speedup(speedup)
-        _whole("samples", samples, 1)
-        _whole("seed", seed, 0)
         return cls(
             speedup=float(speedup) if not isinstance(ranks, Mapping) else math.nan,
             scheme=scheme,
@@ -70,8 +68,8 @@ class Options:
             ranks=dict(ranks) if isinstance(ranks, Mapping) else ranks,
             skip=None if skip is None else _names(skip),
             layers=layers,
-            samples=int(samples),
-            seed=int(seed),
+            samples=whole("samples", samples, 1),
+            seed=whole("seed", seed, 0),
         )
 
     @property
@@ -112,11 +110,6 @@ def _check_speedup(value: Any) -> None:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (is_number and 1 < value < 1e9):
         raise LeanconvError(f"speedup={value!r} must be a number above 1, for example 4.0.")
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) < 1 << 32:
-        raise LeanconvError(f"{name}={value!r} must be a whole number from {least} to {(1 << 32) - 1}.")
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -99,6 +100,18 @@ class Team:
 
     def _well(self) -> None:
         self._exchange_health(None)
+
+    @contextlib.contextmanager
+    def ending_all(self) -> Iterator[None]:
+        """An error of one process inside the block ends all, with its message."""
+        try:
+            yield
+            self.words("done")  # who fails up to here ends all
+        except Failed:
+            raise
+        except BaseException as error:
+            self.fail(" ".join(str(error).split())[:300] or type(error).__name__)
+            raise
 
     def fail(self, message: str) -> None:
         """Tell the others, who wait for this process in their next exchange."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from leanconv.entrance import check_model, copied
-from leanconv.errors import LeanconvError, unknown_name
+from leanconv.errors import LeanconvError, unknown_name, whole
 from leanconv.inspection import inspect_network
 from leanconv.network.factored import Factored
 from leanconv.network.geometry import Geometry, Size
@@ -33,7 +33,8 @@ def cp_factors(
     ``weight`` is d x c x kh x kw. Alternating least squares with line search, in float64 on the weight's device;
     a round takes O(d c kh kw R) time and O(d c kh R) memory. The columns of the four have equal norms.
     """
-    _check_counts(rank=rank, iterations=iterations)
+    whole("rank", rank, 1)
+    whole("iterations", iterations, 1)
     if weight.dim() != 4:
         raise LeanconvError(
             f"weight has shape {tuple(weight.shape)}; CP takes the d x c x kh x kw weight of a 2-d convolution."
@@ -67,7 +68,8 @@ def cp(model: nn.Module, layer: str, rank: int, seed: int = 0, *, iterations: in
     """A copy of ``model`` in which the Conv2d ``layer`` is 1 x 1 (c -> R), k x 1 and 1 x k (each channel by itself),
     1 x 1 (R -> d)."""
     check_model(model)
-    _check_counts(rank=rank, iterations=iterations)
+    whole("rank", rank, 1)
+    whole("iterations", iterations, 1)
     network = copied(model)
     old = _convolution(network, layer)
     geometry = Geometry.of(old)
@@ -158,12 +160,6 @@ def _depthwise(geometry: Geometry, axis: int, rank: int) -> nn.Conv2d:
         bias=False,
         padding_mode=geometry.padding_mode,
     )
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise LeanconvError(f"{name}={value!r} must be a whole number of at least 1.")
 
 
 def _require_tensorly() -> Any:

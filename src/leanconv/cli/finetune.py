@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from leanconv.cli import given
 from leanconv.cli.output import print_json
-from leanconv.errors import LeanconvError, listing
+from leanconv.errors import LeanconvError, listing, warn
 
 if TYPE_CHECKING:
     from torch import nn
@@ -156,7 +155,7 @@ def finetune(
         replace(tuned.result, preprocess=prepare.to_json(network.preset)).save(out)
     history = tuned.history
     if history.stopped is not None:
-        print(f"leanconv: warning: {history.stopped}", file=sys.stderr)
+        warn(history.stopped)
     if as_json:
         known = {"verdict": history.verdict(), "stopped": history.stopped, "unreadable": history.unreadable}
         print_json({"folder": str(out), **known, **(tuned.result.training or {})})

@@ -254,10 +254,12 @@ def _preset_numbers(preset: str | None) -> Preprocess:
         return Preprocess()
     import torchvision
 
-    known: Any = torchvision.models.get_weight(preset).transforms()
-    return Preprocess(
-        size=known.crop_size[0], resize=known.resize_size[0], mean=tuple(known.mean), std=tuple(known.std)
-    )
+    found = Preprocess(transform=torchvision.models.get_weight(preset).transforms()).numbers()
+    if found is None:
+        raise LeanconvError(
+            f"the preprocessing of {preset!r} cannot be changed; leave --size, --resize, --mean and --std."
+        )
+    return found
 
 
 def _numbers(option: str, text: str, channels: int) -> tuple[float, ...]:

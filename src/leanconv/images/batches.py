@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from leanconv.errors import LeanconvError, listing
+from leanconv.errors import LeanconvError, listing, warn
 from leanconv.images.picture import Picture
 
 # More than this share of unreadable pictures means the data, not a picture, is wrong.
@@ -57,10 +56,6 @@ def _collate(items: list[Item]) -> _Collated:
     return _Collated(tensors, [index for index, _ in kept], errors)
 
 
-def _warn(text: str) -> None:
-    print(f"leanconv: warning: {text}", file=sys.stderr, flush=True)
-
-
 def stream(
     pictures: Sequence[Picture],
     preprocess: Callable[[bytes], Tensor],
@@ -70,7 +65,7 @@ def stream(
     pin: bool = False,
     out_of: int | None = None,
     bad: list[str] | None = None,
-    warn: Callable[[str], None] = _warn,
+    warn: Callable[[str], None] = warn,
 ) -> Iterator[tuple[Tensor, list[Picture]]]:
     """Batches of tensors with the pictures they come from.
 

@@ -31,6 +31,18 @@ class Preprocess:
     std: tuple[float, ...] = IMAGENET_STD
     transform: Callable[[Image.Image], Any] | None = None
 
+    def numbers(self) -> Preprocess | None:
+        """The same in numbers, where a preset's transform says them; None where it does not."""
+        known: Any = self.transform
+        if known is None:
+            return self
+        if not hasattr(known, "crop_size"):
+            return None
+        (size,), (resize,) = known.crop_size, known.resize_size
+        return Preprocess(
+            size=size, resize=resize, channels=self.channels, mean=tuple(known.mean), std=tuple(known.std)
+        )
+
     def to_json(self, preset: str | None = None) -> dict[str, Any]:
         """Plain data. ``preset`` is torchvision's name of the transform, where there is one."""
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,29 +26,30 @@ class TenViews:
     preprocess: Preprocess
 
     def __post_init__(self) -> None:
-        size, resize, *_ = self._numbers()
-        if resize < size:
+        numbers = self._numbers()
+        if numbers.resize < numbers.size:
             raise LeanconvError(
-                f"ten views of {size} x {size} do not fit a picture whose shorter side is {resize}; give a --resize of "
-                f"{size} or more."
+                f"ten views of {numbers.size} x {numbers.size} do not fit a picture whose shorter side is "
+                f"{numbers.resize}; give a --resize of {numbers.size} or more."
             )
 
     def __call__(self, encoded: bytes) -> Tensor:
-        size, resize, interpolation, antialias, mean, std = self._numbers()
-        picture = F.resize(self.preprocess.opened(encoded), [resize], interpolation=interpolation, antialias=antialias)
-        five = torch.stack([normalised(crop, mean, std) for crop in F.five_crop(picture, [size, size])])
+        numbers, known = self._numbers(), self.preprocess.transform
+        picture = F.resize(
+            self.preprocess.opened(encoded),
+            [numbers.resize],
+            interpolation=getattr(known, "interpolation", InterpolationMode.BILINEAR),
+            antialias=getattr(known, "antialias", True),
+        )
+        mean, std = numbers.mean[: numbers.channels], numbers.std[: numbers.channels]
+        five = torch.stack([normalised(crop, mean, std) for crop in F.five_crop(picture, [numbers.size] * 2)])
         return torch.cat([five, five.flip(-1)])
 
-    def _numbers(self) -> tuple[int, int, InterpolationMode, bool, tuple[float, ...], tuple[float, ...]]:
-        known: Any = self.preprocess.transform
-        if known is None:
-            depth = self.preprocess.channels
-            mean, std = self.preprocess.mean[:depth], self.preprocess.std[:depth]
-            return self.preprocess.size, self.preprocess.resize, InterpolationMode.BILINEAR, True, mean, std
-        if not hasattr(known, "crop_size"):
+    def _numbers(self) -> Preprocess:
+        found = self.preprocess.numbers()
+        if found is None:
             raise LeanconvError(
-                f"ten views need sizes, which the network's own preprocessing ({type(known).__name__}) does not say; "
-                "give --size and --resize."
+                "ten views need sizes, which the network's own preprocessing "
+                f"({type(self.preprocess.transform).__name__}) does not say; give --size and --resize."
             )
-        (size,), (resize,) = known.crop_size, known.resize_size
-        return size, resize, known.interpolation, known.antialias, tuple(known.mean), tuple(known.std)
+        return found

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.vgg import cfgs, make_layers
 
-from leanconv.errors import LeanconvError
+from leanconv.errors import whole
 
 
 class SpatialPyramidPool(nn.Module):
@@ -85,31 +85,25 @@ def _convolution(inputs: int, filters: int, kernel: int, *, stride: int = 1, pad
 
 
 def spp10(num_classes: int = 1000) -> nn.Module:
-    return SPP10(_checked(num_classes))
+    return SPP10(whole("num_classes", num_classes, 1))
 
 
 def alexnet(num_classes: int = 1000) -> nn.Module:
-    network: nn.Module = torchvision.models.alexnet(weights=None, num_classes=_checked(num_classes))
+    network: nn.Module = torchvision.models.alexnet(weights=None, num_classes=whole("num_classes", num_classes, 1))
     return network
 
 
 def vgg16(num_classes: int = 1000) -> nn.Module:
-    network: nn.Module = torchvision.models.vgg16(weights=None, num_classes=_checked(num_classes))
+    network: nn.Module = torchvision.models.vgg16(weights=None, num_classes=whole("num_classes", num_classes, 1))
     return network
 
 
 def vgg16_cifar(num_classes: int = 10) -> nn.Module:
-    return VGG16Cifar(_checked(num_classes))
+    return VGG16Cifar(whole("num_classes", num_classes, 1))
 
 
 def character_cnn(num_classes: int = 36) -> nn.Module:
-    return CharacterCNN(_checked(num_classes))
-
-
-def _checked(num_classes: int) -> int:
-    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
-        raise LeanconvError(f"num_classes={num_classes!r} must be a whole number of at least 1.")
-    return num_classes
+    return CharacterCNN(whole("num_classes", num_classes, 1))
 
 
 # What ``leanconv:NAME`` on the command line and in saved folders builds.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms import v2
 
-from leanconv.errors import LeanconvError
+from leanconv.errors import LeanconvError, whole
 from leanconv.images import Picture, Preprocess
 from leanconv.train.examples import Unreadable
 
@@ -19,9 +19,7 @@ from leanconv.train.examples import Unreadable
 def crop_and_flip(padding: int, *, reflect: bool = False) -> _CropAndFlip:
     """Of tensors: images moved by up to ``padding`` pixels each way, and mirrored half the time. Zeros move in, or with
     ``reflect`` the mirror image: no edge that a network fitted to whole images has not seen."""
-    if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
-        raise LeanconvError(f"padding={padding!r} must be a whole number, at least 0.")
-    return _CropAndFlip(padding, reflect)
+    return _CropAndFlip(whole("padding", padding, 0), reflect)
 
 
 @dataclass(frozen=True)
@@ -84,10 +82,10 @@ class PictureSet:
     smallest: float | None = None
 
     def __post_init__(self) -> None:
-        known = self.preprocess.transform
-        if self.smallest is not None and known is not None and not hasattr(known, "crop_size"):
+        if self.smallest is not None and self.preprocess.numbers() is None:
+            kind = type(self.preprocess.transform).__name__
             raise LeanconvError(
-                f"the network's own preprocessing ({type(known).__name__}) does not say its size, so that crops cannot "
+                f"the network's own preprocessing ({kind}) does not say its size, so that crops cannot "
                 "be drawn; give --size, or --augment off."
             )
 
@@ -109,13 +107,8 @@ class PictureSet:
 
     def _drawn(self) -> Preprocess:
         assert self.smallest is not None
-        numbers = self.preprocess
-        if numbers.transform is not None:
-            numbers = Preprocess(
-                size=numbers.transform.crop_size[0],  # type: ignore[attr-defined]
-                mean=tuple(numbers.transform.mean),  # type: ignore[attr-defined]
-                std=tuple(numbers.transform.std),  # type: ignore[attr-defined]
-            )
+        numbers = self.preprocess.numbers()
+        assert numbers is not None
         crop = v2.RandomResizedCrop(
             numbers.size,
             scale=(self.smallest, 1.0),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import operator
 import random
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from leanconv.errors import LeanconvError, listing
+from leanconv.errors import LeanconvError, listing, warn
 from leanconv.images.batches import TOLERATED
 
 Augment = Callable[[Tensor], Tensor]
@@ -141,8 +140,7 @@ class Examples:
         for found in bad:
             if found.name not in self.bad:
                 self.bad.append(found.name)
-                said = f"cannot read {found.name} ({found.reason}); the next image is taken."
-                print(f"leanconv: warning: {said}", file=sys.stderr, flush=True)
+                warn(f"cannot read {found.name} ({found.reason}); the next image is taken.")
         if len(self.bad) > TOLERATED * len(self):
             raise LeanconvError(
                 f"{len(self.bad)} of {len(self)} images cannot be read ({listing(self.bad, 3)}), more than 1 %; "

@@ -16,18 +16,18 @@ from torch import nn
 
 from leanconv._version import __version__
 from leanconv.entrance import check_model, copied, device_of, parse_device, untouched_rng
-from leanconv.errors import LeanconvError, listing
+from leanconv.errors import LeanconvError, listing, whole
 from leanconv.network.replace import Change
 from leanconv.progress import reporter
 from leanconv.result import Accelerated
-from leanconv.team import Failed, Team
+from leanconv.team import Team
 from leanconv.train.augment import PictureSet
 from leanconv.train.checkpoint import Checkpoint
 from leanconv.train.examples import Augment, Examples
 from leanconv.train.goals import Distillation, Goal, Supervised
 from leanconv.train.history import History
 from leanconv.train.loop import Loop
-from leanconv.train.settings import Optimizer, Precision, Schedule, Settings, whole
+from leanconv.train.settings import Optimizer, Precision, Schedule, Settings
 from leanconv.workdir import digest_of_model
 
 
@@ -130,7 +130,7 @@ def finetune(
     hands = whole("workers", workers, 0)
     place = device_of(model) if device is None else parse_device(device)
     team = Team(place)
-    with untouched_rng(settings.seed), torch.inference_mode(False), torch.enable_grad(), _ending_all(team):
+    with untouched_rng(settings.seed), torch.inference_mode(False), torch.enable_grad(), team.ending_all():
         examples = Examples(data, original is None, augment, hands)
         held = examples if validation is None else Examples(validation, original is None, None, hands)
         training, held_out = _split(examples, held, settings, team.world)
@@ -140,10 +140,7 @@ def finetune(
             **asdict(settings),
             "features": features,
             "augment": _named(augment),
-            "network": digest_of_model(model),
-            "original": None if original is None else digest_of_model(original),
-            "data": _digest(examples),
-            "validation": None if validation is None else _digest(held),
+            **(_digests(model, original, examples, held) if workdir is not None or team.world > 1 else {}),
             "processes": team.world,
             "leanconv": __version__,
             "torch": str(torch.__version__),
@@ -173,19 +170,6 @@ def finetune(
     summary = {"history": history.to_json(), "settings": asdict(settings), "distilled": original is not None}
     result = replace(network, model=trained, training=summary) if isinstance(network, Accelerated) else None
     return FineTuned(trained, history, result)
-
-
-@contextmanager
-def _ending_all(team: Team) -> Iterator[None]:
-    """An error in one process ends all."""
-    try:
-        yield
-        team.words("done")
-    except Failed:
-        raise
-    except BaseException as error:
-        team.fail(" ".join(str(error).split())[:300] or type(error).__name__)
-        raise
 
 
 @contextmanager
@@ -274,6 +258,16 @@ def _named(augment: Augment | None) -> str | None:
         return f"{_named(augment.func)} with {augment.args} {sorted(augment.keywords.items())}"
     kind = augment if hasattr(augment, "__qualname__") else type(augment)
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _digests(model: nn.Module, original: nn.Module | None, examples: Examples, held: Examples) -> dict[str, Any]:
+    """What another run or process must have in common with this one. Costs a copy of the data to the host."""
+    return {
+        "network": digest_of_model(model),
+        "original": None if original is None else digest_of_model(original),
+        "data": _digest(examples),
+        "validation": None if held is examples else _digest(held),
+    }
 
 
 def _digest(examples: Examples) -> str:

@@ -7,7 +7,7 @@ import numbers
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from leanconv.errors import LeanconvError, listing
+from leanconv.errors import LeanconvError, listing, whole
 
 Optimizer = Literal["sgd", "adam"]
 Schedule = Literal["constant", "cosine"]
@@ -95,13 +95,6 @@ class Settings:
             return self.lr
         share = (step - self.warmup) / max(1, steps - self.warmup)
         return self.lr * 0.5 * (1 + math.cos(math.pi * share))
-
-
-def whole(name: str, value: Any, least: int) -> int:
-    """``value`` if it is a whole number of at least ``least``; else refused."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) < 1 << 32:
-        raise LeanconvError(f"{name}={value!r} must be a whole number from {least} to {(1 << 32) - 1}.")
-    return int(value)
 
 
 def _number(
