@@ -117,17 +117,8 @@ def vgg16_imagenet(data: Path, device: str, limit: int | None) -> Subject:
         speedups=(3.0, 4.0, 5.0),
         layer_speedups=(2, 4, 8),
         group_speedups=(3, 5),
-        # A small rate and averaged weights: larger rates did harm on a tenth of calib.tar that was held out.
-        tuning={
-            "epochs": 12,
-            "batch": 50,
-            "lr": 2e-5,
-            "schedule": "cosine",
-            "ema": 0.99,
-            "clip": 1.0,
-            "holdout": 0.0,
-            "augment": random_views(0.6),
-        },
+        # The defaults of distillation for longer. Chosen on a fifth of calib.tar, which accelerate had not seen.
+        tuning={"epochs": 60, "holdout": 0.0, "augment": crop_and_flip(16, reflect=True)},
         scratch={
             "epochs": 20,
             "batch": 50,
@@ -158,12 +149,12 @@ def vgg16_cifar10(data: Path, device: str, limit: int | None) -> Subject:
         speedups=(2.0, 4.0, 6.0),
         layer_speedups=(4, 8, 16),
         group_speedups=(4, 8),
-        # No picture is held out: the original has learnt them all by heart, and none of them can judge it.
+        # Chosen on 2,000 of the training pictures, which neither accelerate nor finetune had seen.
         tuning={
-            "epochs": 15,
-            "batch": 128,
-            "lr": 1e-4,
-            "schedule": "cosine",
+            "epochs": 25,
+            "batch": 256,
+            "lr": 1e-3,
+            "warmup": 100,
             "ema": 0.999,
             "holdout": 0.0,
             "augment": crop_and_flip(2, reflect=True),

@@ -28,7 +28,13 @@ Distill = Annotated[
 ]
 Validation = Annotated[str | None, typer.Option(help="Images to judge by. Default: a share --holdout of the data.")]
 Precision = Annotated[str, typer.Option(help="auto (bf16 on a GPU), off, bf16 or fp16.")]
-Features = Annotated[int | None, typer.Option(help="With --distill: layers whose responses are matched too (4).")]
+Features = Annotated[
+    int | None, typer.Option(help="With --distill: match the responses of so many replaced layers. Default: all.")
+]
+Outputs = Annotated[
+    float | None,
+    typer.Option(help="With --distill: weight of the outputs' divergence. Default: 0, without features 1."),
+]
 CheckEvery = Annotated[int, typer.Option(help="Judge every so many steps; 0: once an epoch.")]
 Patience = Annotated[int, typer.Option(help="Stop after so many checks without a better one; 0: never.")]
 Augment = Annotated[
@@ -53,17 +59,27 @@ def finetune(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many images, spread over all.")] = None,
     augment: Augment = "0.5",
-    epochs: Annotated[int, typer.Option(help="Passes over the images.")] = 5,
-    batch: Annotated[int, typer.Option(help="Images a step, of each process.")] = 128,
-    lr: Annotated[float | None, typer.Option(help="Learning rate. Default: 1e-5.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the images. Default: 5; with --distill 30.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Images a step of a process. Default: 128; with --distill 50.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate. Default: 1e-5; with --distill 3e-4.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adam. Default: sgd; with --distill adam.")] = None,
     weight_decay: Annotated[float, typer.Option(help="Of the optimizer.")] = 0.0,
-    schedule: Annotated[str, typer.Option(help="constant, or cosine to zero.")] = "constant",
-    warmup: Annotated[int, typer.Option(help="Steps over which the rate rises.")] = 0,
-    ema: Annotated[float, typer.Option(help="Keep an average of the weights with this decay (0.999); 0: off.")] = 0.0,
+    schedule: Annotated[
+        str | None, typer.Option(help="constant, or cosine to zero. Default: constant; with --distill cosine.")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(help="Steps over which the rate rises. Default: 0; with --distill 20.")
+    ] = None,
+    ema: Annotated[
+        float | None,
+        typer.Option(help="Keep an average of the weights with this decay; 0: off. Default: 0; with --distill 0.99."),
+    ] = None,
     clip: Annotated[float, typer.Option(help="Largest norm of a gradient; 0: off.")] = 0.0,
     precision: Precision = "auto",
     features: Features = None,
+    outputs: Outputs = None,
     check_every: CheckEvery = 0,
     patience: Patience = 0,
     workdir: Annotated[
@@ -90,7 +106,7 @@ def finetune(
 
     leanconv finetune vgg16-4x --data imagenet --out vgg16-4x-tuned --workdir work
 
-    leanconv finetune vgg16-4x --data photos/ --distill vgg16 --out vgg16-4x-tuned --epochs 30 --schedule cosine
+    leanconv finetune vgg16-4x --data photos/ --distill vgg16 --out vgg16-4x-tuned
 
     torchrun --nproc-per-node 4 -m leanconv finetune vgg16-4x --data imagenet --out vgg16-4x-tuned --batch 32
     """
@@ -124,7 +140,8 @@ def finetune(
     }
     Settings.check(distill=distill is not None, **wanted)  # before minutes are spent on loading
     smallest = _smallest(augment)
-    _check_together(distill, {"--weights": weights, "--num-classes": num_classes, "--features": features}, classes)
+    of_original = {"--weights": weights, "--num-classes": num_classes, "--features": features, "--outputs": outputs}
+    _check_together(distill, of_original, classes)
     source, judged_by = _parts(data, validation)
     pictures = find_pictures(source)
     held = None if judged_by is None else find_pictures(judged_by)
@@ -143,7 +160,8 @@ def finetune(
             teacher,
             validation=None if held is None else PictureSet(held, prepare, mapping),
             **wanted,
-            features=4 if features is None else features,
+            features=features,
+            outputs=outputs,
             workdir=workdir,
             device=place,
             workers=given.pick_workers(workers),

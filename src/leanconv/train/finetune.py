@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from leanconv.train.examples import Augment, Examples
 from leanconv.train.goals import Distillation, Goal, Supervised
 from leanconv.train.history import History
 from leanconv.train.loop import Loop
-from leanconv.train.settings import Optimizer, Precision, Schedule, Settings
+from leanconv.train.settings import Optimizer, Precision, Schedule, Settings, number
 from leanconv.workdir import digest_of_model
 
 
@@ -56,17 +56,18 @@ def finetune(
     *,
     validation: Any = None,
     augment: Augment | None = None,
-    epochs: int = 5,
-    batch: int = 128,
+    epochs: int | None = None,
+    batch: int | None = None,
     lr: float | None = None,
     optimizer: Optimizer | None = None,
     weight_decay: float = 0.0,
-    schedule: Schedule = "constant",
-    warmup: int = 0,
-    ema: float = 0.0,
+    schedule: Schedule | None = None,
+    warmup: int | None = None,
+    ema: float | None = None,
     clip: float = 0.0,
     precision: Precision = "auto",
-    features: int = 4,
+    features: int | None = None,
+    outputs: float | None = None,
     holdout: float = 0.1,
     check_every: int = 0,
     patience: int = 0,
@@ -83,18 +84,22 @@ def finetune(
         network: what ``accelerate`` returned, or any module. It is not modified.
         data: a pair of tensors (images, classes), or a dataset with a length whose items are (image, class). With
             ``original``, images alone will do: a tensor, or a dataset of images.
-        original: train without labels, to answer as this network does (and to have its feature maps on the way).
+        original: train without labels, to have the feature maps of this network and so its answers.
         validation: images to judge by, as ``data``; default: a share ``holdout`` of ``data``, which is not trained on.
         augment: a batch of images in, as many out, changed; called for every batch that is trained on, and what it
             draws is fixed by ``seed`` (``leanconv.train.augment`` has some).
-        epochs, batch: ``batch`` images a step, of each process.
-        lr, optimizer, weight_decay: default 1e-5 and "sgd" (momentum 0.9), as the paper has it; "adam" with
-            ``original``. A larger rate forgets what the network knows.
-        schedule, warmup: "constant" or "cosine" to zero, after ``warmup`` steps of a rising rate.
-        ema: an average of the weights with this decay (0.999) is what is judged and kept; 0 is off.
+        epochs, batch: ``batch`` images a step, of each process. Default 5 and 128; with ``original`` 30 and 50.
+        lr, optimizer, weight_decay: default 1e-5 and "sgd" (momentum 0.9), as the paper has it: a larger rate forgets
+            what the network knows. With ``original`` 3e-4 and "adam".
+        schedule, warmup: "constant", or "cosine" to zero, after ``warmup`` steps of a rising rate. Default "constant"
+            and 0; with ``original`` "cosine" and 20.
+        ema: an average of the weights with this decay is what is judged and kept; 0 is off. Default 0; with
+            ``original`` 0.99.
         clip: largest norm of a gradient; 0 is off.
         precision: "auto" is bfloat16 where there is a GPU, or "off", "bf16", "fp16".
-        features: how many layers' responses to match beside the outputs; with ``original``.
+        features: with ``original``: of how many replaced layers the responses are matched; default all.
+        outputs: with ``original``: weight of the outputs' divergence beside them; default 0, or 1 where there are no
+            responses to match.
         check_every, patience: judge every so many steps (0: once an epoch); stop after so many checks without a better
             one (0: never).
         workdir, checkpoint_every: a folder for the state of the run, every so many steps. A run that was killed goes on
@@ -135,10 +140,11 @@ def finetune(
         held = examples if validation is None else Examples(validation, original is None, None, hands)
         training, held_out = _split(examples, held, settings, team.world)
         trained = _trainable(model, place)
-        goal = _goal(network, original, place, features)
+        goal = _goal(network, original, place, features, outputs)
         arguments = {
             **asdict(settings),
             "features": features,
+            "outputs": outputs,
             "augment": _named(augment),
             **(_digests(model, original, examples, held) if workdir is not None or team.world > 1 else {}),
             "processes": team.world,
@@ -165,7 +171,8 @@ def finetune(
                 checkpoint=checkpoint,
                 arguments=arguments,
             )
-            history = loop.run()
+            with _tried_kernels():
+                history = loop.run()
     _as_given(trained, model)
     summary = {"history": history.to_json(), "settings": asdict(settings), "distilled": original is not None}
     result = replace(network, model=trained, training=summary) if isinstance(network, Accelerated) else None
@@ -180,6 +187,19 @@ def _opened(workdir: str | os.PathLike[str] | None) -> Iterator[Checkpoint | Non
     finally:
         if checkpoint is not None:
             checkpoint.close()
+
+
+def _tried_kernels() -> AbstractContextManager[None]:
+    """cuDNN tries its kernels on the first batch: the same shapes come thousands of times. Not for who asked for the
+    same bits every time."""
+    now = torch.backends.cudnn
+    context: AbstractContextManager[None] = now.flags(
+        enabled=now.enabled,
+        benchmark=now.benchmark or not now.deterministic,
+        deterministic=now.deterministic,
+        allow_tf32=now.allow_tf32,
+    )
+    return context
 
 
 def _as_given(trained: nn.Module, model: nn.Module) -> None:
@@ -207,24 +227,33 @@ def _single(model: nn.Module) -> nn.Module:
     return model.float() if half else model
 
 
-def _goal(network: Accelerated | nn.Module, original: nn.Module | None, device: torch.device, features: int) -> Goal:
+def _goal(
+    network: Accelerated | nn.Module,
+    original: nn.Module | None,
+    device: torch.device,
+    features: int | None,
+    outputs: float | None,
+) -> Goal:
     if original is None:
         return Supervised()
     check_model(original)
-    places = _places(network.changes, whole("features", features, 0)) if isinstance(network, Accelerated) else []
+    places = _places(network.changes, features) if isinstance(network, Accelerated) else []
+    weight = number("outputs", float(not places) if outputs is None else outputs, least=0.0)
+    if not places and not weight:
+        raise LeanconvError("with outputs=0 and no layer's responses to match there is nothing to train for.")
     missing = [place for place in places if place not in dict(original.named_modules())]
     if missing:
         raise LeanconvError(
             f"original has no layer {listing(missing, 2)}; give the network that was accelerated, or features=0."
         )
     teacher = _single(copied(original).to(device)).eval().requires_grad_(False)
-    return Distillation(teacher, places)
+    return Distillation(teacher, places, weight)
 
 
-def _places(changes: Sequence[Change], count: int) -> list[str]:
-    """Where responses mean the same in both networks: ``count`` of the replaced layers, evenly, the last among them."""
+def _places(changes: Sequence[Change], wanted: int | None) -> list[str]:
+    """Where responses mean the same in both networks: so many of the replaced layers, evenly, the last among them."""
     there = [change.batch_norm or change.name for change in changes if not change.open]
-    count = min(count, len(there))
+    count = len(there) if wanted is None else min(whole("features", wanted, 0), len(there))
     return [there[round((number + 1) * len(there) / count) - 1] for number in range(count)]
 
 

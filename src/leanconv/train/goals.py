@@ -32,6 +32,19 @@ class Goal(Protocol):
         """``labels`` where they were made: looking at them on a GPU would wait for it."""
 
 
+class WithGoal(nn.Module):
+    """A network together with its goal. DistributedDataParallel looks for the weights that are not used in what comes
+    out of it: that must be the loss, since a goal need not look at the network's answer."""
+
+    def __init__(self, network: nn.Module, goal: Goal):
+        super().__init__()
+        self.network, self.goal = network, goal
+
+    def forward(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        judged = self.goal(self.network, images, labels)
+        return judged.loss, judged.right
+
+
 class Supervised:
     """Cross entropy with the labels."""
 
@@ -54,42 +67,57 @@ class Supervised:
 
 
 class Distillation:
-    """Outputs and some feature maps as the original network has them, without labels.
+    """Feature maps and outputs as the original network has them, without labels.
 
-    Loss of an image: the KL divergence of the class scores (relative squared distance of outputs that are none), plus
-    ``weight`` times the mean, over the ``places``, of ||f - f~||^2 / ||f||^2. At a place (a module of both networks)
-    the two have the same meaning: the response of a layer that was replaced.
+    Loss of an image: the mean, over the ``places``, of ||f - f~||^2 / ||f||^2, plus ``outputs`` times the KL divergence
+    of the class scores (relative squared distance of outputs that are none). At a place (a module of both networks) the
+    two have the same meaning: the response of a layer that was replaced.
+
+    Feature maps alone are the better goal: every position of every map of an image says something, where the class
+    scores say little that the original has not learnt by heart, and a few images are fitted at the cost of all others.
     """
 
     right = "agreement"
 
-    def __init__(self, original: nn.Module, places: Sequence[str], weight: float = 1.0):
-        self.original, self.weight = original, weight
+    def __init__(self, original: nn.Module, places: Sequence[str], outputs: float = 1.0):
+        self.original, self.outputs = original, outputs
         self.places = tuple(places)
 
     def __call__(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged:
         with torch.no_grad(), _watched(self.original, self.places) as wanted:
             answer = self.original(images)
-        inner = network.module if isinstance(network, nn.parallel.DistributedDataParallel) else network
-        with _watched(inner, self.places) as found:
+        with _watched(network, self.places) as found:
             given = network(images)
-        loss, right = _outputs(given, answer, len(images))
-        if self.places and self.weight:
-            distances = [_relative(found[place], wanted[place], len(images)) for place in self.places]
-            loss = loss + self.weight * torch.stack(distances).mean(0)
-        return Judged(loss, right)
+        distances = [_relative(found[place], wanted[place], len(images)) for place in self.places]
+        if not self.outputs:
+            # The divergence is not even multiplied by zero: where a head has no finite slope that would be NaN.
+            return Judged(torch.stack(distances).mean(0), _same_answer(given, answer))
+        loss = self.outputs * _divergence(given, answer, len(images))
+        if distances:
+            loss = loss + torch.stack(distances).mean(0)
+        return Judged(loss, _same_answer(given, answer))
 
 
-def _outputs(given: Any, answer: Any, count: int) -> tuple[Tensor, Tensor | None]:
-    if isinstance(answer, Tensor) and answer.dim() == 2 and answer.shape[1] > 1 and isinstance(given, Tensor):
-        if given.shape != answer.shape:
-            raise LeanconvError(
-                f"the network answers {tuple(given.shape)} where the original answers {tuple(answer.shape)}; give the "
-                "network that was accelerated."
-            )
-        scores, wanted = given.float(), answer.float()
-        divergence = F.kl_div(scores.log_softmax(1), wanted.log_softmax(1), reduction="none", log_target=True)
-        return divergence.sum(1), scores.argmax(1) == wanted.argmax(1)
+def _are_scores(given: Any, answer: Any) -> bool:
+    """Whether both are class scores, n x classes."""
+    if not (isinstance(answer, Tensor) and answer.dim() == 2 and answer.shape[1] > 1 and isinstance(given, Tensor)):
+        return False
+    if given.shape != answer.shape:
+        raise LeanconvError(
+            f"the network answers {tuple(given.shape)} where the original answers {tuple(answer.shape)}; give the "
+            "network that was accelerated."
+        )
+    return True
+
+
+def _same_answer(given: Any, answer: Any) -> Tensor | None:
+    return given.argmax(1) == answer.argmax(1) if _are_scores(given, answer) else None
+
+
+def _divergence(given: Any, answer: Any, count: int) -> Tensor:
+    if _are_scores(given, answer):
+        scores, wanted = given.float().log_softmax(1), answer.float().log_softmax(1)
+        return F.kl_div(scores, wanted, reduction="none", log_target=True).sum(1)
     pairs = list(zip(tensors(given), tensors(answer), strict=True))
     fitting = [(a, b) for a, b in pairs if b.is_floating_point() and a.shape == b.shape and len(b) == count]
     if not fitting:
@@ -97,7 +125,7 @@ def _outputs(given: Any, answer: Any, count: int) -> tuple[Tensor, Tensor | None
             "the network's outputs hold nothing that goes image by image and fits the original's; distillation "
             "compares outputs."
         )
-    return torch.stack([_relative(a, b, count) for a, b in fitting]).mean(0), None
+    return torch.stack([_relative(a, b, count) for a, b in fitting]).mean(0)
 
 
 def _relative(found: Tensor, wanted: Tensor, count: int) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError
@@ -22,7 +22,7 @@ from leanconv.progress import Stage
 from leanconv.team import Team
 from leanconv.train.checkpoint import Checkpoint
 from leanconv.train.examples import Batch, Examples, mixed, seeded
-from leanconv.train.goals import Goal, Judged
+from leanconv.train.goals import Goal, WithGoal
 from leanconv.train.history import History, Row
 from leanconv.train.settings import Settings
 
@@ -75,8 +75,8 @@ class Loop:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.half is torch.float16)
         self.average: AveragedModel | None = None
         if given.ema:
-            self.average = AveragedModel(copied(self.model), multi_avg_fn=get_ema_multi_avg_fn(given.ema))
-        self.network: nn.Module = self.model
+            self.average = AveragedModel(copied(self.model), multi_avg_fn=self._into)
+        self.network: nn.Module = WithGoal(self.model, self.goal)
         self.best: Weights = _copy(self.model.state_dict())
         self._sum, self._since = torch.zeros((), device=self.device), 0
         self._started = time.monotonic()
@@ -86,7 +86,7 @@ class Loop:
         restored = self._restore()
         if self.team.world > 1:
             # A network may have weights that these images do not reach.
-            self.network = DistributedDataParallel(self.model, find_unused_parameters=True)
+            self.network = DistributedDataParallel(self.network, find_unused_parameters=True)
         if not restored:
             self._check()
             self._keep()
@@ -133,10 +133,10 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         with seeded(mixed(self.settings.seed, "step", self.step, self.team.rank), self.device):  # what dropout draws
-            judged = self._judged(self.network, batch)
+            losses, _ = self._judged(self.network, batch)
         self.team.words("ready")  # who failed up to here ends all, before they wait for its gradients
         # DistributedDataParallel takes the mean over processes: this makes it the mean over the images of all.
-        loss = judged.loss.sum() * (self.team.world / batch.count)
+        loss = losses.sum() * (self.team.world / batch.count)
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         if self.settings.clip:
@@ -149,13 +149,19 @@ class Loop:
         self._sum += loss.detach().float()
         self._since += 1
 
-    def _judged(self, network: nn.Module, batch: Batch) -> Judged:
+    @torch.no_grad()
+    def _into(self, average: Any, weights: Any, number: Any) -> None:
+        torch._foreach_lerp_(average, weights, 1 - self.settings.decay(self.step))
+
+    def _judged(self, network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Loss and rightness of every image."""
         images = batch.images.to(self.device, non_blocking=True)
         if images.is_floating_point():
             images = images.to(self.dtype)
         with torch.autocast(self.device.type, self.half) if self.half is not None else nullcontext():
             try:
-                return self.goal(network, images, batch.labels)
+                loss, right = network(images, batch.labels)
+                return loss, right
             except LeanconvError:
                 raise
             except Exception as error:
@@ -208,14 +214,14 @@ class Loop:
     def _measure(self) -> tuple[float | None, float | None]:
         if not self.held_out:
             return None, None
-        network = self._judged_network().eval()
+        network = WithGoal(self._judged_network().eval(), self.goal)
         loss, right, known = 0.0, 0, True
         batches = self.held.plain(self.held_out, batch=self.settings.batch, rank=self.team.rank, world=self.team.world)
         for batch in batches:
-            judged = self._judged(network, batch)
-            loss += float(judged.loss.sum())
-            known = known and judged.right is not None
-            right += 0 if judged.right is None else int(judged.right.sum())
+            losses, found = self._judged(network, batch)
+            loss += float(losses.sum())
+            known = known and found is not None
+            right += 0 if found is None else int(found.sum())
         sums = self.team.words([loss, float(right), float(known)])
         count = len(self.held_out)
         total, rights = (sum(found[place] for found in sums) / count for place in (0, 1))

@@ -17,10 +17,15 @@ OPTIMIZERS = ("sgd", "adam")
 SCHEDULES = ("constant", "cosine")
 PRECISIONS = ("auto", "off", "bf16", "fp16")
 
+# epochs, batch, lr, optimizer, schedule, warmup, ema
+LABELS = (5, 128, 1e-5, "sgd", "constant", 0, 0.0)
+DISTILLATION = (30, 50, 3e-4, "adam", "cosine", 20, 0.99)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Of one run. With labels the defaults are the paper's: 1e-5, batches of 128, 5 epochs, plain SGD."""
+    """Of one run. With labels the defaults are the paper's: 1e-5, batches of 128, 5 epochs, plain SGD. Distillation can
+    go on for longer and with larger steps: it has the goal of every layer to hold on to."""
 
     epochs: int
     batch: int  # images a step of one process
@@ -28,8 +33,8 @@ class Settings:
     optimizer: Optimizer
     weight_decay: float
     schedule: Schedule
-    warmup: int  # steps over which the rate rises to lr
-    ema: float  # of the weights, 0 is off
+    warmup: int  # steps over which the rate rises to lr, half of all at most
+    ema: float  # decay of the average of the weights, 0 is off
     clip: float  # largest norm of a gradient, 0 is off
     precision: Precision
     holdout: float  # share of the data that is not trained on
@@ -60,7 +65,11 @@ class Settings:
         seed: Any,
     ) -> Settings:
         """None stands for the default: of ``distill`` or of training with labels."""
-        optimizer = ("adam" if distill else "sgd") if optimizer is None else optimizer
+        defaults = DISTILLATION if distill else LABELS
+        epochs, batch, lr, optimizer, schedule, warmup, ema = (
+            default if value is None else value
+            for value, default in zip((epochs, batch, lr, optimizer, schedule, warmup, ema), defaults, strict=True)
+        )
         for name, value, allowed in (
             ("optimizer", optimizer, OPTIMIZERS),
             ("schedule", schedule, SCHEDULES),
@@ -72,15 +81,15 @@ class Settings:
         return cls(
             epochs=whole("epochs", epochs, 1),
             batch=whole("batch", batch, 1),
-            lr=_number("lr", 1e-5 if lr is None else lr, above=0.0),
+            lr=number("lr", lr, above=0.0),
             optimizer=optimizer,
-            weight_decay=_number("weight_decay", weight_decay, least=0.0),
+            weight_decay=number("weight_decay", weight_decay, least=0.0),
             schedule=schedule,
             warmup=whole("warmup", warmup, 0),
-            ema=_number("ema", ema, least=0.0, under=1.0),
-            clip=_number("clip", clip, least=0.0),
+            ema=number("ema", ema, least=0.0, under=1.0),
+            clip=number("clip", clip, least=0.0),
             precision=precision,
-            holdout=_number("holdout", holdout, least=0.0, under=1.0),
+            holdout=number("holdout", holdout, least=0.0, under=1.0),
             check_every=whole("check_every", check_every, 0),
             patience=whole("patience", patience, 0),
             checkpoint_every=whole("checkpoint_every", checkpoint_every, 1),
@@ -89,15 +98,20 @@ class Settings:
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of step ``step`` (from 0) of ``steps``."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
+        rising = min(self.warmup, steps // 2)
+        if step < rising:
+            return self.lr * (step + 1) / rising
         if self.schedule == "constant":
             return self.lr
-        share = (step - self.warmup) / max(1, steps - self.warmup)
+        share = (step - rising) / max(1, steps - rising)
         return self.lr * 0.5 * (1 + math.cos(math.pi * share))
 
+    def decay(self, step: int) -> float:
+        """Of the average behind step ``step`` (from 0): short at first, so that it does not cling to the beginning."""
+        return min(self.ema, (1 + step) / (10 + step))
 
-def _number(
+
+def number(
     name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf, under: float = math.inf
 ) -> float:
     good = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
