@@ -2,6 +2,8 @@
 
     python benchmarks/paper.py --table all --model vgg16-imagenet --data DIR --device cuda
     python benchmarks/paper.py --table finetuned --model vgg16-cifar10 --data CACHE --device cuda
+    python benchmarks/paper.py --table finetuned --model vgg16-cifar10 --data CACHE --speedups 4 --out parts/4
+    python benchmarks/paper.py --merge parts/4 parts/6    # tables measured in parts, put together
     python benchmarks/paper.py --plot                     # draw the plots of all results there are (needs matplotlib)
 
 vgg16-imagenet: DIR holds calib.tar, val.tar, classes.json and vgg16_probe.safetensors, as for vgg16_imagenet.py.
@@ -63,11 +65,28 @@ def run(name: str, subject: Subject, out: Path, command: str) -> None:
         **TABLES[name](subject),
         "seconds": time.perf_counter() - started,
     }
-    folder = out / subject.name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder / f"{name}.md").write_text(markdown(found))
+    write(found, out / subject.name, name)
     print(markdown(found), f"({found['seconds']:.0f} s)\n", flush=True)
+
+
+def write(table: Table, folder: Path, name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(table, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(markdown(table))
+
+
+def merge(parts: list[Path], out: Path) -> None:
+    """Tables of the same name and network, their rows one after the other; a claim holds that holds in all."""
+    for path in sorted({path.relative_to(part) for part in parts for path in part.glob("*/*.json")}):
+        tables: list[Table] = [json.loads((part / path).read_text()) for part in parts if (part / path).exists()]
+        whole = tables[0]
+        if len(tables) > 1:
+            whole["rows"] = [row for table in tables for row in table["rows"]]
+            whole["command"] = ", ".join(table["command"] for table in tables)
+            whole["seconds"] = sum(table["seconds"] for table in tables)
+            for place, item in enumerate(whole["claims"]):
+                item["holds"] = all(table["claims"][place]["holds"] for table in tables)
+        write(whole, out / path.parent, path.stem)
 
 
 def main() -> None:
@@ -77,7 +96,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--limit", type=int, help="use this many pictures of each set, to try things out")
+    parser.add_argument("--speedups", type=float, nargs="+", help="of the whole network, in place of the model's own")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--merge", type=Path, nargs="+", help="only put together what was written to these folders")
     parser.add_argument("--plot", action="store_true", help="only draw what has been measured")
     options = parser.parse_args()
     if options.plot:
@@ -86,13 +107,19 @@ def main() -> None:
         for path in sorted(options.out.glob("*/*.json")):
             draw(json.loads(path.read_text()), path)
         return
+    if options.merge:
+        merge(options.merge, options.out)
+        return
     if options.model is None or options.data is None:
-        parser.error("--model and --data are needed, or --plot")
+        parser.error("--model and --data are needed, or --plot, or --merge")
     subject = SUBJECTS[options.model](options.data, options.device, options.limit)
+    if options.speedups:
+        subject.speedups = tuple(options.speedups)
     print(f"{subject.title}: {subject.base}", flush=True)
     for name in TABLES if "all" in options.table else options.table:
-        limit = f" --limit {options.limit}" if options.limit else ""
-        run(name, subject, options.out, f"python benchmarks/paper.py --table {name} --model {options.model}{limit}")
+        more = f" --limit {options.limit}" if options.limit else ""
+        more += f" --speedups {' '.join(f'{speedup:g}' for speedup in options.speedups)}" if options.speedups else ""
+        run(name, subject, options.out, f"python benchmarks/paper.py --table {name} --model {options.model}{more}")
 
 
 if __name__ == "__main__":

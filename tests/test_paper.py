@@ -67,6 +67,18 @@ def test_every_table_is_made_and_drawn(
     assert path.with_suffix(".png").stat().st_size > 5000
 
 
+def test_tables_measured_in_parts_are_put_together(subject: paper_data.Subject, tmp_path: Path) -> None:
+    for part in ("a", "b"):
+        paper.run("3d", subject, tmp_path / part, f"command {part}")
+    parts = [tmp_path / "a", tmp_path / "b"]
+    tables = [json.loads((part / "tiny" / "3d.json").read_text()) for part in parts]
+    paper.merge(parts, tmp_path / "whole")
+    whole = json.loads((tmp_path / "whole" / "tiny" / "3d.json").read_text())
+    assert whole["rows"] == tables[0]["rows"] + tables[1]["rows"]
+    assert whole["command"] == "command a, command b"
+    assert (tmp_path / "whole" / "tiny" / "3d.md").read_text().startswith("`command a, command b`")
+
+
 def test_the_page_names_every_table() -> None:
     page = (BENCHMARKS.parent / "docs" / "paper.md").read_text()
     assert all(f"| `{name}` |" in page for name in paper_tables.TABLES)

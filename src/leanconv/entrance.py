@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 import random
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -74,9 +75,16 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
     """A copy; with ``share``, of the modules only: parameters and buffers are the same tensors."""
     # torch copies no tensor that has a history, such as the weight an older weight_norm keeps: a plain copy will do.
     computed = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    plain = {id(tensor): tensor.detach().clone() for tensor in computed if not tensor.is_leaf}
+    plain: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed if not tensor.is_leaf}
     if share:
         plain |= {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    # A module has a dozen places for hooks, most of them empty: deepcopy would spend more time on them than on weights.
+    plain |= {
+        id(value): type(value)()
+        for module in model.modules()
+        for value in vars(module).values()
+        if type(value) in (OrderedDict, dict, set) and not value
+    }
     try:
         return copy.deepcopy(model, plain)
     except Exception as error:

@@ -16,16 +16,18 @@ from leanconv.images import Picture, Preprocess
 from leanconv.train.examples import Unreadable
 
 
-def crop_and_flip(padding: int, *, reflect: bool = False) -> _CropAndFlip:
+def crop_and_flip(padding: int, *, reflect: bool = False, mix: float = 0.0) -> _CropAndFlip:
     """Of tensors: images moved by up to ``padding`` pixels each way, and mirrored half the time. Zeros move in, or with
-    ``reflect`` the mirror image: no edge that a network fitted to whole images has not seen."""
-    return _CropAndFlip(whole("padding", padding, 0), reflect)
+    ``reflect`` the mirror image: no edge that a network fitted to whole images has not seen. ``mix`` as for
+    ``random_views``."""
+    return _CropAndFlip(whole("padding", padding, 0), reflect, _share("mix", mix, 0.0))
 
 
 @dataclass(frozen=True)
 class _CropAndFlip:
     padding: int
     reflect: bool
+    mix: float
 
     def __call__(self, images: Tensor) -> Tensor:
         n, _, h, w = images.shape
@@ -36,17 +38,28 @@ class _CropAndFlip:
         columns = torch.where(mirrored, w - 1 - columns, columns) + right
         rows = torch.arange(h, device=images.device).expand(n, h) + down
         numbers = torch.arange(n, device=images.device)[:, None, None]
-        return wide[numbers, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+        moved = wide[numbers, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+        return _mixed(moved, self.mix) if self.mix else moved
 
 
 def random_views(smallest: float = 0.4, mix: float = 0.0) -> _RandomViews:
     """Of tensors: a square part of every image, of at least this share of its area, brought back to its size, mirrored
     half the time and a little brighter or darker; a share ``mix`` of the images is mixed with another one, which only
     an original network can name (distillation)."""
-    for name, value, least in (("smallest", smallest, 1e-3), ("mix", mix, 0.0)):
-        if not (isinstance(value, (int, float)) and least <= value <= 1):
-            raise LeanconvError(f"{name}={value!r} must be a share from {least:g} to 1.")
-    return _RandomViews(float(smallest), float(mix))
+    return _RandomViews(_share("smallest", smallest, 1e-3), _share("mix", mix, 0.0))
+
+
+def _share(name: str, value: float, least: float) -> float:
+    if not (isinstance(value, (int, float)) and least <= value <= 1):
+        raise LeanconvError(f"{name}={value!r} must be a share from {least:g} to 1.")
+    return float(value)
+
+
+def _mixed(images: Tensor, share: float) -> Tensor:
+    """A ``share`` of the images, by chance, mixed with another one."""
+    n = len(images)
+    own = torch.where(torch.rand(n) < share, torch.rand(n), torch.ones(n)).to(images)[:, None, None, None]
+    return torch.lerp(images[torch.randperm(n).to(images.device)], images, own)
 
 
 @dataclass(frozen=True)
@@ -64,8 +77,7 @@ class _RandomViews:
         grid = F.affine_grid(torch.stack(rows, 1).to(images), list(images.shape), align_corners=False)
         seen = F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
         seen = seen * torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2).to(images)
-        share = torch.where(torch.rand(n) < self.mix, torch.rand(n), torch.ones(n)).to(images)[:, None, None, None]
-        return torch.lerp(seen[torch.randperm(n).to(images.device)], seen, share)
+        return _mixed(seen, self.mix) if self.mix else seen
 
 
 @dataclass(frozen=True)
