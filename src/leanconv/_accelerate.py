@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from leanconv.calibrate.batches import Batches, take
+from leanconv.calibrate.detections import Detections
 from leanconv.calibrate.memory import Memory, parse_memory
 from leanconv.engine import Clock, Engine
-from leanconv.entrance import check_model, device_of, parse_device, quiet_collector, untouched_rng
+from leanconv.entrance import check_model, copied, device_of, parse_device, quiet_collector, untouched_rng
 from leanconv.job import Job
+from leanconv.network.detector import kind_of, seen_as_detector, seen_as_tensors
 from leanconv.options import Method, Options
 from leanconv.progress import reporter
 from leanconv.result import Accelerated
@@ -40,6 +42,7 @@ def accelerate(
     layers: Literal["conv", "all"] = "conv",
     samples: int = 50_000,
     memory: int | str | None = None,
+    part: str | None = None,
 ) -> Accelerated:
     """Return a network that does the work of ``model`` with ``speedup`` times fewer multiply-accumulates.
 
@@ -66,6 +69,10 @@ def accelerate(
         samples: responses sampled a layer, spread over the images.
         memory: what the run may keep in memory beside the model and one batch at work, in bytes or as ``"8GB"``;
             default: half of what is free. With less the run takes longer and the result is the same.
+        part: path of the module to accelerate, for example ``"backbone"``; only its MACs count then.
+
+    One of torchvision's detectors takes batches that are lists of images (3 x H x W, any sizes). What lies behind its
+    proposals is fitted on the same boxes in both networks: those of the original.
 
     Under an initialised ``torch.distributed`` process group every process makes this call with the same arguments;
     they share the images out and all return the same network.
@@ -83,6 +90,7 @@ def accelerate(
         layers=layers,
         samples=samples,
         seed=seed,
+        part=part,
     )
     limit = parse_memory(memory)
     with _entered(model, options, device) as place:
@@ -90,8 +98,7 @@ def accelerate(
         clock = Clock(place)
         with team.ending_all():
             with clock.stage("preparing"):
-                batches = take(images, rank=team.rank, world=team.world)
-                job = Job.prepare(model, batches.sample(), options, place)
+                batches, job = _prepared(model, images, options, place, team)
                 team.same("arguments", [options.to_json(), workdir is None])
                 team.same("images", batches.images)
                 if team.world > 1:
@@ -111,6 +118,7 @@ def accelerate(
                     reporter=reporter(progress and team.lead),
                 )
                 result = job.run(engine)
+                seen_as_detector(result.model)
                 result.model.to(device_of(model))
                 if work is not None:
                     work.finish()
@@ -146,14 +154,31 @@ def reachable(
     device: torch.device | str | None = None,
     *,
     layers: Literal["conv", "all"] = "conv",
+    part: str | None = None,
 ) -> float:
     """The largest ``speedup`` that ``accelerate`` can be asked for, with every rank at 1; one image is enough.
 
     It says how much of the network can be made cheaper, not what is wise. Arguments as for ``accelerate``.
     """
-    options = Options.check(scheme=scheme, skip=skip, layers=layers)
+    options = Options.check(scheme=scheme, skip=skip, layers=layers, part=part)
     with _entered(model, options, device) as place:
-        return Job.prepare(model, take(images).sample(), options, place).reachable()
+        return _prepared(model, images, options, place)[1].reachable()
+
+
+def _prepared(
+    model: nn.Module, images: Iterable[Any], options: Options, place: torch.device, team: Team | None = None
+) -> tuple[Batches, Job]:
+    """The images as the network is given them, and what is to be done."""
+    rank, world = (team.rank, team.world) if team else (0, 1)
+    if kind_of(model) is None:
+        batches = take(images, rank=rank, world=world)
+        return batches, Job.prepare(model, batches.sample(), options, place)
+    detector = copied(model).eval().to(place)
+    seen = Detections(detector, images, place)
+    batches = take(seen, rank=rank, world=world)
+    real = seen.real(options.layers)
+    seen_as_tensors(detector)
+    return batches, Job.prepare(detector, batches.sample(), options, place, real)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from leanconv.calibrate.probe import Probe
 from leanconv.calibrate.samples import Samples
 from leanconv.engine import Engine
 from leanconv.entrance import copied
-from leanconv.errors import LeanconvError, listing
+from leanconv.errors import LeanconvError, listing, unknown_name
 from leanconv.network import reasons
 from leanconv.network.failure import model_failed
 from leanconv.network.fold import Filters
@@ -51,8 +51,18 @@ class Job:
     buffers: dict[str, Tensor]  # as the user gave them: running a network may change some
 
     @classmethod
-    def prepare(cls, model: nn.Module, sample: Any, options: Options, device: torch.device) -> Job:
-        """Look at the network on a ``sample`` of the images, and refuse what cannot be done, before long work."""
+    def prepare(
+        cls,
+        model: nn.Module,
+        sample: Any,
+        options: Options,
+        device: torch.device,
+        real: Mapping[str, int] | None = None,
+    ) -> Job:
+        """Look at the network on a ``sample`` of the images, and refuse what cannot be done, before long work.
+
+        ``real``: MACs of layers, where what is looked at is not quite what the network does.
+        """
         original = copied(model).eval().to(device)
         buffers = {name: buffer.clone() for name, buffer in original.named_buffers()}
         inputs = to_device(sample, device)
@@ -62,6 +72,10 @@ class Job:
             raise
         except Exception as error:
             raise model_failed(error, sample) from error
+        if real is not None:
+            found = found.counted_as(real)
+        if options.part is not None:
+            found = _within(found, original, options.part)
         if not found.layers:
             raise LeanconvError("the model ran no convolution on these images; there is nothing to accelerate.")
         skipped = dict(found.skipped)
@@ -223,6 +237,16 @@ class Job:
             else:
                 self.skipped[name] = reasons.NOT_NEEDED
         return takers
+
+
+def _within(found: Survey, model: nn.Module, part: str) -> Survey:
+    paths = [path for path, _ in model.named_modules() if path]
+    if part not in paths:
+        raise unknown_name(part, paths, what="module", where="part")
+    inside = found.within(part)
+    if not inside.layers:
+        raise LeanconvError(f"no layer of part={part!r} ran on these images; give another part, or none.")
+    return inside
 
 
 def _taking(site: Site) -> Change:

@@ -34,6 +34,7 @@ class Options:
     layers: Layers
     samples: int
     seed: int
+    part: str | None = None
 
     @classmethod
     def check(
@@ -48,11 +49,14 @@ class Options:
         layers: Any = "conv",
         samples: Any = 50_000,
         seed: Any = 0,
+        part: Any = None,
     ) -> Options:
         """Options from raw arguments, or a LeanconvError that names the wrong one."""
         _one_of("scheme", scheme, METHODS)
         _one_of("solver", solver, SOLVERS)
         _one_of("layers", layers, LAYERS)
+        if part is not None and not (isinstance(part, str) and part):
+            raise LeanconvError(f"part={part!r} must be the path of a module, for example 'backbone'.")
         if not isinstance(ranks, Mapping):
             if ranks == "latency":
                 raise LeanconvError(
@@ -70,6 +74,7 @@ class Options:
             layers=layers,
             samples=whole("samples", samples, 1),
             seed=whole("seed", seed, 0),
+            part=part,
         )
 
     @property

@@ -145,7 +145,7 @@ def _wrong(
         begin = stop.step
         # The sum goes on to take in the layer's share.
         addend = None if stop.total is None else env[stop.total].clone()
-        found[name] = Seen(env[stop.input].clone(), addend)
+        found[name] = Seen(tuple(env[slot].clone() for slot in stop.inputs), addend)
     return _different(found, wanted, images)
 
 
@@ -154,7 +154,11 @@ def _different(found: dict[str, Seen], wanted: dict[str, Seen], images: slice) -
     names: list[str] = []
     errors, sizes, allowed = [], [], []
     for name, seen in found.items():
-        for x, y in ((seen.x, wanted[name].x[images]), (seen.addend, _rows(wanted[name].addend, images))):
+        whole = wanted[name]
+        pairs = list(zip(seen.inputs, whole.inputs, strict=False))
+        if len(pairs) < max(len(seen.inputs), len(whole.inputs)):
+            return name
+        for x, y in ((a, _rows(b, images)) for a, b in [*pairs, (seen.addend, whole.addend)]):
             if x is None or y is None:
                 continue
             if x.shape != y.shape:

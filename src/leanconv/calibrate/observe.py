@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,9 +27,9 @@ Take = Callable[[str, int, Responses], None]  # layer, number of the first image
 
 @dataclass(frozen=True)
 class Seen:
-    """What a site receives: its layer's input and what is added to the response, whole."""
+    """What a site receives: its layer's inputs, one a call, and what is added to the response, whole."""
 
-    x: Tensor
+    inputs: tuple[Tensor, ...]
     addend: Tensor | None
 
 
@@ -40,20 +40,23 @@ class _Reached(BaseException):
 
 @dataclass
 class _Watch:
-    """A probe, and what it has seen of the batch that is running: the positions, the responses, the tail's output
-    there, and the sum as far as it has come."""
+    """A probe, and what it has seen of the batch that is running: whole inputs and responses, one a call; the
+    positions, the tail's output there, and the sum as far as it has come."""
 
     probe: Probe
-    x: Tensor | None = None
+    inputs: list[Tensor] = field(default_factory=list)
+    responses: list[Tensor] = field(default_factory=list)
     chosen: Chosen | None = None
-    y: Tensor | None = None
     addend: Tensor | None = None
     output: Tensor | None = None
     running_sum: Tensor | None = None
     adds: int = 0
+    calls: int = 0
 
     def clear(self) -> None:
-        self.x = self.chosen = self.y = self.addend = self.output = self.running_sum = None
+        self.inputs, self.responses = [], []
+        self.chosen = self.addend = self.output = self.running_sum = None
+        self.calls = 0
 
 
 def observe(
@@ -109,8 +112,8 @@ def observe(
         for watch in watches:
             if positions is not None:
                 take(watch.probe.site.name, batch.first, _seen(watch))
-            if whole is not None and watch.x is not None:
-                whole[watch.probe.site.name] = Seen(watch.x, watch.addend)
+            if whole is not None and watch.inputs:
+                whole[watch.probe.site.name] = Seen(tuple(watch.inputs), watch.addend)
             watch.clear()
         if tapes is not None and recorder is not None:
             tapes.add(batch, recorder.tape)
@@ -123,12 +126,12 @@ def observe(
 
 def _seen(watch: _Watch) -> Responses:
     site = watch.probe.site
-    if watch.y is None or (site.adds and watch.addend is None):
+    if not watch.responses or (site.adds and watch.addend is None):
         raise LeanconvError(
             f"layer {site.name!r} ran on the first image but not on others: what this network runs depends on the "
             "data; name that layer in skip."
         )
-    return Responses(watch.y, watch.addend)
+    return Responses(torch.cat(watch.responses) if site.calls > 1 else watch.responses[0], watch.addend)
 
 
 class _Run(TorchFunctionMode):
@@ -167,11 +170,12 @@ class _Run(TorchFunctionMode):
         if self._positions is not None:
             with self._unrecorded():
                 watch.chosen = chosen_at(watch.probe, x, self._batch, self._positions)
-                watch.y = watch.probe.from_input(x, watch.chosen)
+                watch.responses.append(watch.probe.from_input(x, watch.chosen))
         if self._whole:
             with self._unrecorded():
-                watch.x = x.clone()
-        if not watch.probe.site.adds:
+                watch.inputs.append(x.clone())
+        watch.calls += 1
+        if not watch.probe.site.adds and watch.calls == watch.probe.site.calls:
             self._done(watch.probe.site)
 
     def tail_arrives(self, watch: _Watch, y: Tensor) -> None:

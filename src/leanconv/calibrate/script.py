@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from leanconv.network.recording import tensors
 from leanconv.network.sites import Site
-from leanconv.network.tape import Form, Operation, Tape, fill
+from leanconv.network.tape import Call, Form, Operation, Tape, fill
 
 Env = dict[int, Tensor]
 
@@ -116,10 +116,11 @@ def _through(model: nn.Module, paths: tuple[str, ...], x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a site stops: the number of steps before it, its input and, with a shortcut, the sum so far."""
+    """Where a site stops: the number of steps before it, its inputs (one, or the maps of a pyramid) and, with a
+    shortcut, the sum so far."""
 
     step: int
-    input: int
+    inputs: tuple[int, ...]
     total: int | None
 
 
@@ -141,7 +142,7 @@ class Script:
             for slot in (*step.reads, *_made(step)):
                 self._last[slot] = number
         for stop in self.stops.values():
-            for slot in (stop.input, stop.total):
+            for slot in (*stop.inputs, stop.total):
                 if slot is not None:
                     self._last[slot] = max(self._last.get(slot, -1), stop.step)
         self._gone: list[list[int]] = [[] for _ in range(len(self._steps) + 1)]
@@ -153,17 +154,18 @@ class Script:
     def _write(self, sites: list[Site]) -> None:
         tape = self._tape
         end = len(tape.operations)
-        begins: dict[int, list[Site]] = {}
+        begins: dict[int, list[tuple[Site, int]]] = {}  # with the number of the call
         sums: dict[int, list[tuple[Site, int]]] = {}
         inside: set[int] = set()  # operations a module's call stands for
         for site in sites:
+            if site.name not in tape.calls:
+                raise CannotCut(f"layer {site.name!r} did not run")
             for path in _paths(site):
-                call = tape.calls.get(path)
-                if call is None and path == site.name:
-                    raise CannotCut(f"layer {site.name!r} did not run")
-                if call is not None:
+                for call in tape.calls.get(path, []):
                     inside.update(range(call.start, end if call.end is None else call.end))
-            begins.setdefault(tape.calls[site.name].start, []).append(site)
+            self._check_calls(site)
+            for number, call in enumerate(tape.calls[site.name]):
+                begins.setdefault(call.start, []).append((site, number))
             if self._late(site):
                 if site.name not in tape.sums:
                     raise CannotCut(f"the sum behind layer {site.name!r} was not seen")
@@ -174,20 +176,29 @@ class Script:
         for number in range(end + 1):
             for site, total in sums.get(number, []):
                 self._stop(site, total)
-                self._steps.append(_Share(_paths(site), tape.calls[site.name].input, total))
-            for site in begins.get(number, []):
-                self._begin(site)
+                self._steps.append(_Share(_paths(site), tape.calls[site.name][0].input, total))
+            for site, call_number in begins.get(number, []):
+                self._begin(site, call_number)
             if number in shortcuts:
                 self._steps.append(shortcuts[number])
             elif number < end and number not in inside:
                 self._steps.append(_Compute(tape.operations[number], tape.constants))
 
-    def _begin(self, site: Site) -> None:
+    def _check_calls(self, site: Site) -> None:
+        """All inputs of a layer that runs several times must be there when it first runs."""
+        tape, calls = self._tape, self._tape.calls[site.name]
+        if len(calls) != site.calls:
+            raise CannotCut(f"layer {site.name!r} runs {len(calls)} times for some images and {site.calls} for others")
+        later = {slot for operation in tape.operations[calls[0].start : calls[-1].start] for slot in operation.made}
+        if any(call.input in later for call in calls):
+            raise CannotCut(f"layer {site.name!r} runs again on what came of its first run")
+
+    def _begin(self, site: Site, number: int) -> None:
         tape = self._tape
-        call = tape.calls[site.name]
-        tail = tape.calls.get(site.tail)
+        call = tape.calls[site.name][number]
+        tail = self._tail(site, number)
         if not self._late(site):
-            if site.name in self._wanted:
+            if site.name in self._wanted and number == 0:
                 self._stop(site, None)
             if tail is not None and tail.output is not None:  # else nothing behind it was recorded, or is needed
                 self._steps.append(_Layer(_paths(site), call.input, tail.output))
@@ -197,10 +208,14 @@ class Script:
         if site.name not in self._plain_sums:
             self._steps.append(_Nothing(call.input, tail.output, tape.forms[tail.output]))
 
+    def _tail(self, site: Site, number: int = 0) -> Call | None:
+        calls = self._tape.calls.get(site.tail, [])
+        return calls[number] if number < len(calls) else None
+
     def _shortcut(self, number: int, found: list[tuple[Site, int]]) -> _Shortcut | None:
         """For a sum that is one addition, right before operation ``number``, of a layer's output and a tensor alike."""
         tape, (site, total) = self._tape, found[0]
-        tail, operation = tape.calls.get(site.tail), tape.operations[number - 1]
+        tail, operation = self._tail(site), tape.operations[number - 1]
         added = operation.function in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
         taken = operation.taken
         if len(found) > 1 or site.adds > 1 or not added or tail is None or tail.output not in taken or len(taken) != 2:
@@ -220,7 +235,8 @@ class Script:
         return site.adds > 0 and site.name in self._wanted
 
     def _stop(self, site: Site, total: int | None) -> None:
-        self.stops[site.name] = Stop(len(self._steps), self._tape.calls[site.name].input, total)
+        inputs = tuple(call.input for call in self._tape.calls[site.name])
+        self.stops[site.name] = Stop(len(self._steps), inputs, total)
 
     def start(self, batch: Any) -> Env:
         """The frontier before the first step."""

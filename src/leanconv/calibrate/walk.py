@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leanconv.calibrate.batches import Batch, to_device
 from leanconv.calibrate.memory import Memory
@@ -97,12 +97,12 @@ class Walk:
             probe, stop = self._probes[name], script.stops[name]
             script.run(env, self._model, begin, stop.step)
             begin = stop.step
-            if not probe.own_output:
+            if not probe.own_output or probe.site.calls > 1:
                 found[name] = responses_at(probe, batch, env, stop, self._positions)
                 continue
-            chosen = chosen_at(probe, env[stop.input], batch, self._positions)
+            x = env[stop.inputs[0]]
+            chosen = chosen_at(probe, x, batch, self._positions)
             addend = None if stop.total is None else probe.outputs(env[stop.total], chosen)
-            x = env[stop.input]
             output = script.through(env, self._model, name)
             if output is None:
                 y = probe.from_input(x, chosen)
@@ -122,6 +122,11 @@ class Walk:
 
 def responses_at(probe: Probe, batch: Batch, env: Env, stop: Stop, positions: Positions) -> Responses:
     """Of a site where a script has stopped."""
-    chosen = chosen_at(probe, env[stop.input], batch, positions)
-    addend = None if stop.total is None else probe.outputs(env[stop.total], chosen)
-    return Responses(probe.from_input(env[stop.input], chosen), addend)
+    found: list[Tensor] = []
+    addend = None
+    for slot in stop.inputs:
+        x = env[slot]
+        chosen = chosen_at(probe, x, batch, positions)
+        addend = None if stop.total is None else probe.outputs(env[stop.total], chosen)
+        found.append(probe.from_input(x, chosen))
+    return Responses(torch.cat(found) if len(found) > 1 else found[0], addend)

@@ -33,6 +33,9 @@ def accelerate(
     no_skip: Annotated[bool, typer.Option("--no-skip", help="Leave no layer alone, not even the first.")] = False,
     layers: Annotated[str, typer.Option(help="conv, or all to include Linear layers.")] = "conv",
     count: Annotated[int, typer.Option(min=1, help="Use at most this many images, spread over all.")] = 1000,
+    part: Annotated[
+        str | None, typer.Option(help="Accelerate, and count, only this module, e.g. backbone. Default: all.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Responses sampled a layer.")] = 50_000,
     seed: Annotated[int, typer.Option(help="Chooses the sampled positions.")] = 0,
     workdir: Annotated[
@@ -48,7 +51,7 @@ def accelerate(
     channels: given.Channels = None,
     mean: given.Mean = None,
     std: given.Std = None,
-    batch: given.Batch = 32,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images a batch (32; detectors 8).")] = None,
     workers: given.Workers = None,
     device: given.Device = None,
     as_json: given.Json = False,
@@ -60,6 +63,8 @@ def accelerate(
 
     leanconv accelerate vgg16 --images photos/ --speedup 4 --out vgg16-4x
 
+    leanconv accelerate fasterrcnn_resnet50_fpn --images photos/ --count 300 --part backbone --out detector-4x
+
     leanconv accelerate net.py:build --weights net.safetensors --images calib.tar --out net-3x --speedup 3
 
     torchrun --nproc-per-node 4 -m leanconv accelerate vgg16 --images photos/ --out vgg16-4x --workdir work
@@ -68,8 +73,9 @@ def accelerate(
 
     from leanconv._accelerate import accelerate as run
     from leanconv.calibrate.memory import parse_memory
-    from leanconv.images import Pictures, find_pictures
-    from leanconv.images.batches import spread
+    from leanconv.images import Pictures, Preprocess, find_pictures
+    from leanconv.images.batches import WholePictures, spread
+    from leanconv.network.detector import kind_of
     from leanconv.network.source import confirmed
     from leanconv.options import Options
     from leanconv.storage import check_new
@@ -89,6 +95,7 @@ def accelerate(
         "layers": layers,
         "samples": samples,
         "seed": seed,
+        "part": part,
     }
     Options.check(**wanted)  # before minutes are spent on loading
     parse_memory(memory)
@@ -96,14 +103,21 @@ def accelerate(
     pictures = spread(find_pictures(images), count)
     with given.team(device) as (place, lead):
         network = given.load_network(model, weights, num_classes, default_weights="DEFAULT")
-        prepare = given.preprocess(network.preset, size=size, resize=resize, channels=channels, mean=mean, std=std)
         hands = given.pick_workers(workers)
-        batches = Pictures(pictures, prepare, batch=batch, workers=hands, pin=place.type == "cuda")
+        prepare: Preprocess | None = None
+        batches: Pictures | WholePictures
+        if kind_of(network.model) is None:
+            prepare = given.preprocess(network.preset, size=size, resize=resize, channels=channels, mean=mean, std=std)
+            batches = Pictures(pictures, prepare, batch=batch or 32, workers=hands, pin=place.type == "cuda")
+        else:
+            _check_detector({"--size": size, "--resize": resize, "--channels": channels, "--mean": mean, "--std": std})
+            batches = WholePictures(pictures, batch=batch or 8, workers=hands)
         result = run(network.model, batches, **wanted, device=place, progress=not quiet, workdir=workdir, memory=memory)
         if not lead:
             return
         source = confirmed(network.model, result.source, network.source)
-        result = replace(result, source=source, preprocess=prepare.to_json(network.preset))
+        preprocess = None if prepare is None else prepare.to_json(network.preset)
+        result = replace(result, source=source, preprocess=preprocess)
         result.save(out)
     if as_json:
         print_json({**result.to_json(), "folder": str(out), "unreadable": batches.unreadable})
@@ -111,6 +125,12 @@ def accelerate(
         print(result)
         needed = ", model=..." if result.source.library == "other" else ""
         print(f"saved to {out}; use it: leanconv.load({str(out)!r}{needed})")
+
+
+def _check_detector(asked: dict[str, Any]) -> None:
+    for option, value in asked.items():
+        if value is not None:
+            raise LeanconvError(f"{option} does not go with a detector, which resizes and normalises images itself.")
 
 
 def _ranks(text: str) -> Any:

@@ -19,7 +19,8 @@ Data = Annotated[
     str,
     typer.Option(
         help="Labelled images: a folder with a folder a class, a .tar of them, webdataset shards (a folder of .tar "
-        "files or a pattern such as 'val-{000..003}.tar'), hf:NAME:SPLIT, or a flat folder with --labels."
+        "files or a pattern such as 'val-{000..003}.tar'), hf:NAME:SPLIT, or a flat folder with --labels. For "
+        "detectors: a VOC folder, COCO's FILE.json[:FOLDER], or shards of id.jpg and id.json."
     ),
 ]
 Other = Annotated[
@@ -30,6 +31,13 @@ Labels = Annotated[
     typer.Option(help="Text file: a class index or name a line in order of the file names, or 'name class' lines."),
 ]
 ClassFile = Annotated[Path | None, typer.Option(help="JSON: {class name: index} or {class name: [index, ...]}.")]
+Split = Annotated[
+    str | None, typer.Option(help="Detectors: which list of a VOC folder, or which shards. Default: val, if there.")
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(help="Detectors: voc (mAP at IoU 0.5, default), voc11 (its mean at 11 recalls), coco (0.5 to 0.95)."),
+]
 Views = Annotated[
     int, typer.Option(help="1: the centre of each picture; 10: centre, corners and their mirror images, averaged.")
 ]
@@ -42,6 +50,8 @@ def evaluate(
     labels: Labels = None,
     classes: ClassFile = None,
     views: Views = 1,
+    split: Split = None,
+    metric: Metric = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many images, spread over all.")] = None,
     weights: given.Weights = None,
     num_classes: given.Classes = None,
@@ -53,13 +63,14 @@ def evaluate(
     channels: given.Channels = None,
     mean: given.Mean = None,
     std: given.Std = None,
-    batch: given.Batch = 32,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images a batch (32; detectors 8).")] = None,
     workers: given.Workers = None,
     device: given.Device = None,
     as_json: given.Json = False,
     quiet: given.Quiet = False,
 ) -> None:
-    """Measure top-1 and top-5 accuracy on labelled images, of one network or of two side by side.
+    """Measure top-1 and top-5 accuracy on labelled images, or a detector's mAP on annotated ones, of one network or of
+    two side by side.
 
     --weights belong to MODEL. Where data has folders train and val, val is used.
 
@@ -70,7 +81,10 @@ def evaluate(
     leanconv evaluate vgg16 vgg16-4x --data 'shards/val-{000..063}.tar' --views 10
 
     leanconv evaluate vgg16-4x --data ILSVRC2012_img_val --labels val.txt --json
+
+    leanconv evaluate fasterrcnn_resnet50_fpn --data VOCdevkit/VOC2012
     """
+    from leanconv.cli.evaluate_detector import Asked, evaluate_detectors
     from leanconv.entrance import check_model
     from leanconv.evaluate.classification import NAMELESS, accuracy, answers
     from leanconv.evaluate.compare import compare
@@ -81,20 +95,39 @@ def evaluate(
 
     if views not in (1, 10):
         raise LeanconvError(f"--views {views} is not known; use 1 or 10.")
-    source = held_out(data)
-    pictures = find_pictures(source)
-    if labels is not None:
-        pictures = labelled(pictures, labels)
-    mapping = class_indices(pictures, classes)
-    pictures = spread(pictures, limit or len(pictures))
-    place = given.pick_device(device)
     specs = [model] if other is None else [model, other]
     networks = [
         _open(spec, specs, original, weights if number == 0 else None, num_classes) for number, spec in enumerate(specs)
     ]
     for network in networks:
         check_model(network.model)
-    prepare = _preprocess(networks, specs, size=size, resize=resize, channels=channels, mean=mean, std=std)
+    place = given.pick_device(device)
+    picturing = {"size": size, "resize": resize, "channels": channels, "mean": mean, "std": std}
+    if _all_detectors(specs, networks):
+        _refuse({**picturing, "labels": labels, "views": None if views == 1 else views}, "classifiers")
+        asked = Asked(
+            data=data,
+            split=split,
+            metric=metric or "voc",
+            classes=classes,
+            limit=limit,
+            batch=batch or 8,
+            workers=given.pick_workers(workers),
+            device=place,
+            as_json=as_json,
+            quiet=quiet,
+        )
+        evaluate_detectors(specs, networks, asked)
+        return
+    _refuse({"split": split, "metric": metric}, "detectors")
+    source = held_out(data)
+    pictures = find_pictures(source)
+    if labels is not None:
+        pictures = labelled(pictures, labels)
+    mapping = class_indices(pictures, classes)
+    pictures = spread(pictures, limit or len(pictures))
+    prepare = _preprocess(networks, specs, **picturing)
+    batch = batch or 32
     together = max(1, batch // views)  # pictures; all their views are no more than a batch
     bad: list[str] = []
     batches = stream(
@@ -121,6 +154,23 @@ def evaluate(
         print_json({**vars(found), **about, "model": model})
     else:
         print(f"{model}: top-1 {100 * found.top1:.2f} %, top-5 {100 * found.top5:.2f} % of {found.images} images")
+
+
+def _all_detectors(specs: list[str], networks: list[Opened]) -> bool:
+    from leanconv.evaluate.detection import is_detector
+
+    kinds = [is_detector(network.model) for network in networks]
+    if len(set(kinds)) > 1:
+        each = [f"{spec} is a {'detector' if kind else 'classifier'}" for spec, kind in zip(specs, kinds, strict=True)]
+        raise LeanconvError(f"{' and '.join(each)}; give two of a kind.")
+    return kinds[0]
+
+
+def _refuse(options: dict[str, Any], kind: str) -> None:
+    """Options that mean something for the other ``kind`` of network only."""
+    for name, value in options.items():
+        if value is not None:
+            raise LeanconvError(f"--{name} is for {kind}, which MODEL is none of; leave it out.")
 
 
 def _open(spec: str, specs: list[str], original: str | None, weights: str | None, classes: int | None) -> Opened:

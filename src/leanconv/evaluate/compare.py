@@ -81,10 +81,10 @@ class Comparison:
         rows = [
             [self.original, *(f"{100 * change.original:.2f}" for change in changes)],
             [self.other, *(f"{100 * change.other:.2f}" for change in changes)],
-            ["increase of error, points", *(_points(change.increase) for change in changes)],
+            ["increase of error, points", *(points(change.increase) for change in changes)],
             [
                 f"{100 * self.level:g} % interval",
-                *(f"{_points(change.low)} to {_points(change.high)}" for change in changes),
+                *(f"{points(change.low)} to {points(change.high)}" for change in changes),
             ],
             ["within noise", *("yes" if change.within_noise else "no" for change in changes)],
         ]
@@ -97,7 +97,7 @@ class Comparison:
         )
 
 
-def _points(share: float) -> str:
+def points(share: float) -> str:
     return f"{round(100 * share, 2) + 0.0:+.2f}"  # + 0.0: no "-0.00"
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from leanconv.errors import LeanconvError, listing, warn
 from leanconv.images.picture import Picture
+from leanconv.images.preprocess import whole_picture
 
 # More than this share of unreadable pictures means the data, not a picture, is wrong.
 TOLERATED = 0.01
@@ -73,18 +74,10 @@ def stream(
     more than 1 % of ``pictures``, or of as many as those are ``out_of``.
     """
     bad = [] if bad is None else bad
-    total = out_of or len(pictures)
     decoded = _Decoded(pictures, preprocess)
     loader = DataLoader(decoded, batch, num_workers=workers, collate_fn=_collate, pin_memory=pin)
     for found in loader:
-        for index, error in found.errors:
-            bad.append(pictures[index].name)
-            warn(f"cannot read {pictures[index].name} ({error}); it is left out.")
-            if len(bad) > TOLERATED * total:
-                raise LeanconvError(
-                    f"{len(bad)} of {total} images cannot be read ({listing(bad, 3)}), more than 1 %; repair or remove "
-                    "them."
-                )
+        _note(pictures, found.errors, bad, out_of or len(pictures), warn)
         if len(found.tensors) > 1:
             shapes = sorted({tuple(tensor.shape) for tensor in found.tensors})
             raise LeanconvError(
@@ -92,6 +85,24 @@ def stream(
             )
         if found.tensors:
             yield found.tensors[0], [pictures[index] for index in found.indices]
+
+
+def _note(
+    pictures: Sequence[Picture],
+    errors: list[tuple[int, str]],
+    bad: list[str],
+    total: int,
+    warn: Callable[[str], None],
+) -> None:
+    """Pass over pictures that cannot be read, or refuse them all."""
+    for index, error in errors:
+        bad.append(pictures[index].name)
+        warn(f"cannot read {pictures[index].name} ({error}); it is left out.")
+        if len(bad) > TOLERATED * total:
+            raise LeanconvError(
+                f"{len(bad)} of {total} images cannot be read ({listing(bad, 3)}), more than 1 %; repair or remove "
+                "them."
+            )
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,23 @@ class Pictures:
             yield Placed(number[id(kept[0])], tensor)
         if empty and mine:
             raise LeanconvError(f"none of the {len(mine)} images could be read; repair or replace them.")
+
+
+@dataclass
+class WholePictures:
+    """Pictures as they are, of any size, with values from 0 to 1, in lists: what a detector takes. Once."""
+
+    pictures: Sequence[Picture]
+    batch: int = 8
+    workers: int = 0
+    unreadable: list[str] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        decoded = _Decoded(self.pictures, whole_picture)
+        for found in DataLoader(decoded, self.batch, num_workers=self.workers, collate_fn=_collate):
+            _note(self.pictures, found.errors, self.unreadable, len(self.pictures), warn)
+            alike = len(found.tensors) == 1 and found.tensors[0].dim() == 4
+            yield list(found.tensors[0]) if alike else found.tensors
 
 
 @dataclass

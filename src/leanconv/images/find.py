@@ -31,7 +31,7 @@ def find_pictures(path: str | Path) -> list[Picture]:
     if text.startswith(PREFIX):
         found = pictures_on_hub(text)
     elif not os.path.exists(text) and any(sign in text for sign in "*?[{"):
-        found = [picture for tar in _matching(text) for picture in pictures_in_tar(tar, f"{tar.as_posix()}/")]
+        found = [picture for tar in matching(text) for picture in pictures_in_tar(tar, f"{tar.as_posix()}/")]
     elif not os.path.exists(text):
         raise LeanconvError(f"{text!r} does not exist; give a folder of images, a .tar file, a pattern or hf:NAME.")
     elif place.is_dir():
@@ -73,7 +73,7 @@ def _in_folder(root: Path) -> list[Picture]:
     return found or [picture for path, prefix in tars for picture in pictures_in_tar(path, prefix)]
 
 
-def _matching(pattern: str) -> list[Path]:
+def matching(pattern: str) -> list[Path]:
     """The tar files a pattern names; every one that braces spell out must be there."""
     found = []
     for text in _without_braces(pattern):

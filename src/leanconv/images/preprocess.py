@@ -85,6 +85,12 @@ class Preprocess:
             return _eight_bit(opened).convert("L" if self.channels == 1 else "RGB")
 
 
+def whole_picture(encoded: bytes) -> Tensor:
+    """3 x height x width, values from 0 to 1, nothing cut off: detectors resize and normalise themselves."""
+    found: Tensor = F.to_tensor(Preprocess().opened(encoded))
+    return found
+
+
 def normalised(picture: Image.Image, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """channels x height x width, (values in [0, 1] - mean) / std."""
     result: Tensor = (F.to_tensor(picture) - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]

@@ -20,7 +20,7 @@ def pictures_in_tar(path: Path, prefix: str = "") -> list[Picture]:
 
     Where ``key.cls`` or ``key.json`` gives the class of ``key.jpg``, that is its label, else the folder it lies in.
     """
-    members = _members(path)
+    members = members_of(path)
     pictures = [member for member in members if is_picture(PurePosixPath(member.name))]
     labels = _labels(path, members, {_stem(picture.name) for picture in pictures})
     found = []
@@ -36,7 +36,7 @@ def pictures_in_tar(path: Path, prefix: str = "") -> list[Picture]:
     return found
 
 
-def _members(path: Path) -> list[tarfile.TarInfo]:
+def members_of(path: Path) -> list[tarfile.TarInfo]:
     """The files of an uncompressed tar; a compressed one has no offsets to read from."""
     try:
         with tarfile.open(path, "r:") as archive:

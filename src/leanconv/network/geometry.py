@@ -157,6 +157,22 @@ class Cost:
             filters=geometry.out_channels,
         )
 
+    def __add__(self, other: Cost) -> Cost:
+        """Of a layer that runs on another map too."""
+        return Cost(
+            dense=self.dense + other.dense,
+            reduce=self.reduce + other.reduce,
+            expand=self.expand + other.expand,
+            vertical=self.vertical + other.vertical,
+            horizontal=self.horizontal + other.horizontal,
+            filters=self.filters,
+        )
+
+    def times(self, factor: float) -> Cost:
+        """Of a layer that really runs ``factor`` times as often."""
+        values = {key: round(value * factor) for key, value in asdict(self).items() if key != "filters"}
+        return Cost(filters=self.filters, **values)
+
     def channel(self, rank: int) -> int:
         return rank * (self.reduce + self.expand)
 

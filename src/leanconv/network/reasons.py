@@ -7,6 +7,7 @@ from leanconv.errors import listing
 FIRST = "the first convolution, kept by default (skip=[] includes it)"
 ASKED = "named in skip"
 NOT_NAMED = "not named in ranks"
+OUTSIDE = "outside the part asked for"
 NOT_CHEAPER = "its factors would not be cheaper than the layer"
 NOT_NEEDED = "kept whole by the rank selection"
 NOT_SPATIAL = "no k x k filter to split (the spatial scheme needs k > 1 both ways, one group)"
@@ -25,6 +26,7 @@ ALL = (
     FIRST,
     ASKED,
     NOT_NAMED,
+    OUTSIDE,
     NOT_CHEAPER,
     NOT_NEEDED,
     NOT_SPATIAL,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from torch import Tensor
 
+from leanconv.network import reasons
 from leanconv.network.geometry import Cost, Geometry, Size
 
 
@@ -48,6 +50,7 @@ class Site:
     adds: int  # tensors added to the response before the activation (a shortcut); 0 for none
     index: int  # order of execution
     feeds: str | None = None  # the one layer the response goes into as it is
+    calls: int = 1  # maps the layer runs on, one after the other (a detector's levels); sizes are those of the first
 
     @property
     def positions(self) -> int:
@@ -76,3 +79,23 @@ class Survey:
     @property
     def macs(self) -> int:
         return sum(layer.macs for layer in self.layers)
+
+    def counted_as(self, real: Mapping[str, int]) -> Survey:
+        """With the MACs of layers as they are ``real``: a detector has more boxes to look at than were surveyed."""
+        factors = {layer.name: real[layer.name] / layer.macs for layer in self.layers if real.get(layer.name)}
+        return replace(
+            self,
+            layers=tuple(replace(layer, macs=real.get(layer.name) or layer.macs) for layer in self.layers),
+            sites=tuple(replace(site, cost=site.cost.times(factors.get(site.name, 1.0))) for site in self.sites),
+        )
+
+    def within(self, part: str) -> Survey:
+        """What lies in the module at path ``part``; the rest is neither counted nor changed."""
+        inside = [layer for layer in self.layers if f"{layer.name}.".startswith(f"{part}.")]
+        names = {layer.name for layer in inside}
+        outside = {layer.name: reasons.OUTSIDE for layer in self.layers if layer.name not in names}
+        return Survey(
+            layers=tuple(inside),
+            sites=tuple(site for site in self.sites if site.name in names),
+            skipped={**self.skipped, **outside},
+        )

@@ -36,6 +36,7 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
         tape.finish(model(sample))
 
     calls = Counter(event.name for event in tape.events if event.kind in ("layer", "batch_norm"))
+    together = _together(tape.events)
     consumers: dict[Key, list[Event]] = defaultdict(list)
     for event in tape.events:
         for key in set(event.inputs):
@@ -52,18 +53,25 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
         if event.kind != "layer" or event.name not in counted:
             continue
         module = counted[event.name]
-        if event.name in seen:
-            # A second call costs again; the layer is refused below.
+        if event.name in seen:  # a second call costs again
             first = seen[event.name]
             seen[event.name] = replace(first, macs=first.macs + _describe(event, module, batch).macs)
             continue
         seen[event.name] = _describe(event, module, batch)
-        reason = _refusal(module, event.name in hooked, calls[event.name], owners)
+        again = calls[event.name] > 1 and event.name not in together
+        reason = _refusal(module, event.name in hooked, again, owners)
         plain = None if reason else plain_form(module, event.in_shape[2:])
+        found = None
         if plain:
-            sites.append(_find_site(event, plain.geometry, consumers, calls, batch, len(sites)))
+            parts = [
+                _find_site(part, plain.geometry, consumers, calls, batch, len(sites))
+                for part in together.get(event.name, [event])
+            ]
+            found = parts[0] if len(parts) == 1 else _one_site(parts)
+        if found:
+            sites.append(found)
         else:
-            skipped[event.name] = reason or reasons.CUSTOM
+            skipped[event.name] = reason or (reasons.USED_AGAIN if plain else reasons.CUSTOM)
     for name in counted:
         if name not in seen:
             skipped[name] = reasons.UNUSED
@@ -85,7 +93,39 @@ def _weight_owners(model: nn.Module) -> Counter[int]:
     )
 
 
-def _refusal(module: Any, hooked: bool, calls: int, owners: Counter[int]) -> str | None:
+def _together(events: list[Event]) -> dict[str, list[Event]]:
+    """Layers that run several times, on inputs that are all there before the first of them: the maps of a pyramid, not
+    what came of an earlier run."""
+    made = {key: number for number, event in enumerate(events) for key in event.outputs}
+    runs: dict[str, list[int]] = defaultdict(list)
+    for number, event in enumerate(events):
+        if event.kind == "layer":
+            runs[event.name].append(number)
+    return {
+        name: [events[number] for number in numbers]
+        for name, numbers in runs.items()
+        if len(numbers) > 1
+        and all(events[n].inputs and made.get(events[n].inputs[0], -1) < numbers[0] for n in numbers)
+    }
+
+
+def _one_site(parts: list[_Found]) -> _Found | None:
+    """Of the calls of one layer; None where they cannot be fitted as one."""
+    first = parts[0]
+    if any(part.site.adds or part.site.batch_norm for part in parts):
+        return None
+    same = all(part.site.activation == first.site.activation for part in parts)
+    site = replace(
+        first.site,
+        cost=sum((part.site.cost for part in parts[1:]), first.site.cost),
+        activation=first.site.activation if same else ActivationSpec(),
+        feeds=None,
+        calls=len(parts),
+    )
+    return replace(first, site=site)
+
+
+def _refusal(module: Any, hooked: bool, again: bool, owners: Counter[int]) -> str | None:
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return reasons.TRANSPOSED
     if has_own_forward(module):
@@ -94,7 +134,7 @@ def _refusal(module: Any, hooked: bool, calls: int, owners: Counter[int]) -> str
         return reasons.NOT_REAL
     if hooked:
         return reasons.HOOKED
-    if calls > 1:
+    if again:
         return reasons.USED_AGAIN
     if owners[id(module.weight)] > 1:
         return reasons.SHARED
@@ -200,7 +240,8 @@ def _find_site(
     activation = ActivationSpec()
     if following and following.kind == "activation" and following.activation:
         activation = following.activation
-    feeds = following.name if following and following.kind == "layer" and not addends else None
+    alone = following is not None and following.kind == "layer" and calls[following.name] == 1
+    feeds = following.name if following and alone and not addends else None
     slope = activation.parameters.get("slope")
     if geometry.kind == "linear" and len(event.out_shape) > 2 and isinstance(slope, Tensor) and slope.numel() > 1:
         activation = ActivationSpec()  # PReLU's slopes go with axis 1, a Linear layer's filters with the last

@@ -104,7 +104,7 @@ class Tape:
     operations: list[Operation] = field(default_factory=list)
     constants: dict[int, Tensor] = field(default_factory=dict)
     forms: list[Form] = field(default_factory=list)
-    calls: dict[str, Call] = field(default_factory=dict)
+    calls: dict[str, list[Call]] = field(default_factory=dict)
     sums: dict[str, tuple[int, int]] = field(default_factory=dict)
     obstacle: str | None = None
 
@@ -151,10 +151,10 @@ class Recorder(TorchDispatchMode):
         return result
 
     def enter(self, path: str, x: Tensor) -> None:
-        self.tape.calls[path] = Call(len(self.tape.operations), self._slot(x))
+        self.tape.calls.setdefault(path, []).append(Call(len(self.tape.operations), self._slot(x)))
 
     def leave(self, path: str, y: Any) -> None:
-        call = self.tape.calls[path]
+        call = self.tape.calls[path][-1]
         call.end = len(self.tape.operations)
         call.output = self._slot(y) if isinstance(y, Tensor) else None
 

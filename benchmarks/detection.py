@@ -1,0 +1,238 @@
+"""Faster R-CNN with VGG-16 on VOC 2012, accelerated before or after it is trained.
+
+    python benchmarks/detection.py train --data VOC --weights vgg16_probe.safetensors --out detector.safetensors
+    python benchmarks/detection.py train --data VOC --weights vgg16_probe.safetensors --speedup 4 --out fast.safetensors
+    torchrun --nproc-per-node 2 benchmarks/detection.py train ...                 # each process its share of a batch
+    python benchmarks/detection.py table --data VOC --weights vgg16_probe.safetensors --work WORK
+    python benchmarks/detection.py table ... --seeds 0 --rows after tuned         # some cells; those known are kept
+    python benchmarks/detection.py table ... --merge                              # only put together what is known
+
+VOC holds train-*.tar, val-*.tar and classes.json; calib.tar, which the classifier is accelerated on, lies beside the
+weights. Training and calibration use the training pictures only; every figure is from the others. `table` keeps a file
+a cell in WORK/cells and the detectors it starts from in WORK/models; it writes detection.json and detection.md to
+benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))  # for python -m benchmarks.detection
+
+from detection_table import BASELINE, KINDS, TOGETHER, Bench, Cell, scenes_of
+from detection_training import (
+    Training,
+    accelerated,
+    backbone_macs,
+    build,
+    clocked,
+    detect,
+    facts,
+    original,
+    read,
+    save,
+    train,
+    within,
+)
+
+from leanconv import LeanconvError
+from leanconv.evaluate.voc import mean_over_classes, voc_ap
+
+UNKNOWN = "not measured"
+
+
+def markdown(table: Cell) -> str:
+    seeds, settings = table["seeds"], table["settings"]
+    training, tuning = settings["training"], settings["tuning"]
+    heads = ["detector", "conv GMACs", *(f"mAP, seed {seed} (difference, 95 %)" for seed in seeds)]
+    heads += ["mean mAP", "mean difference", "ms a picture (original)", "backbone alone"]
+    return (
+        "\n".join(
+            [
+                f"`{table['script']} table` on {table['machine'] or UNKNOWN}: Faster R-CNN with VGG-16 on VOC 2012, "
+                f"pictures of {settings['size']} pixels, {training['epochs']} epochs, fine-tuning "
+                f"{tuning['epochs']} epochs at a rate of {tuning['lr']:g}. mAP at IoU 0.5 in %, differences from the "
+                f"original of the same seed in points with their paired bootstrap interval; MACs of the backbone on a "
+                f"{settings['size']} x {settings['size']} picture; times in float32, {TOGETHER} pictures a call, both "
+                "detectors in turn, medians.",
+                "",
+                "| " + " | ".join(heads) + " |",
+                "|---" * len(heads) + "|",
+                *("| " + " | ".join(_cells(row)) + " |" for row in table["rows"]),
+                "",
+                f"- The paper: {table['paper']}",
+            ]
+        )
+        + "\n"
+    )
+
+
+def _cells(row: Cell) -> list[str]:
+    known = [cell for cell in row["cells"] if cell]
+    changes = [cell["difference"] for cell in known if "difference" in cell]
+    times = [cell["ms"] for cell in known if "ms" in cell]
+
+    def ms(name: str) -> str:
+        middle = {key: statistics.median(one[name + key] for one in times) for key in ("this", "original")}
+        return f"{middle['this']:.2f} ({middle['original']:.2f})"
+
+    none = "-" if row["kind"] == BASELINE else UNKNOWN
+    return [
+        row["title"],
+        f"{known[0]['macs'] / 1e9:.2f}" if known else UNKNOWN,
+        *(_score(cell) for cell in row["cells"]),
+        f"{100 * statistics.mean(cell['map'] for cell in known):.1f}" if known else UNKNOWN,
+        f"{100 * statistics.mean(changes):+.1f}" if changes else none,
+        ms("") if times else none,
+        ms("backbone ") if times else none,
+    ]
+
+
+def _score(cell: Cell | None) -> str:
+    if cell is None:
+        return UNKNOWN
+    if "difference" not in cell:
+        return f"{100 * cell['map']:.1f}"
+    return "{:.1f} ({:+.1f}, {:+.1f} to {:+.1f})".format(
+        *(100 * cell[key] for key in ("map", "difference", "low", "high"))
+    )
+
+
+def training_of(options: argparse.Namespace, seed: int) -> Training:
+    return Training(
+        epochs=options.epochs,
+        batch=options.batch,
+        lr=options.lr,
+        frozen=options.frozen,
+        seed=seed,
+        scales=tuple(options.scales),
+    )
+
+
+def train_one(options: argparse.Namespace) -> None:
+    device = joined(options.device)
+    lead = not dist.is_initialized() or dist.get_rank() == 0
+    seconds: dict[str, float] = {}
+    with clocked(seconds, "read", device):
+        data = read(scenes_of(options.data, "train", options.limit), options.size, device)
+        held = read(scenes_of(options.data, "val", options.limit), options.size, device)
+    settings = training_of(options, options.seed)
+    about = facts(settings, size=options.size, width=options.width, classes=data.classes)
+    features, changes = original(options.weights).features, []
+    if options.speedup > 1:
+        with clocked(seconds, "accelerate", device):
+            result = accelerated(options.weights, options.calibration, options.speedup, device, options.limit)
+        features, changes = result.model.features, within(result.changes, "features")
+    torch.manual_seed(options.seed)
+    detector = build(data.classes, features, size=options.size, width=options.width, frozen=options.frozen)
+    with clocked(seconds, "train", device):
+        losses = train(detector, data, settings, device)
+    if not lead:
+        return
+    with clocked(seconds, "detect", device):
+        found = detect(detector, held, device)
+    with clocked(seconds, "judge", device):
+        precision = voc_ap(found, held.targets, data.classes)
+    score = mean_over_classes(precision.values())
+    about |= {"speedup": options.speedup, "macs": backbone_macs(detector, options.size, device), "losses": losses}
+    known = {name: value for name, value in precision.items() if value == value}
+    save(detector, options.out, about | {"map": score, "ap": known, "seconds": seconds}, changes)
+    print(f"mAP {100 * score:.2f} on {len(held)} pictures; {options.out}", flush=True)
+
+
+def joined(device: str) -> str:
+    """This process's device, under torchrun with the others."""
+    if "RANK" in os.environ and not dist.is_initialized():
+        if device.startswith("cuda"):
+            device = f"cuda:{os.environ['LOCAL_RANK']}"
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    return device
+
+
+def make_table(options: argparse.Namespace) -> None:
+    training = training_of(options, 0)
+    bench = Bench(
+        data=options.data,
+        weights=options.weights,
+        pictures=options.calibration,
+        work=options.work,
+        training=training,
+        tuning=replace(training, epochs=options.tune_epochs, lr=options.tune_lr or options.lr / 10),
+        size=options.size,
+        width=options.width,
+        calibration=options.pictures,
+        limit=options.limit,
+        device=options.device,
+    )
+    for seed in [] if options.merge else options.seeds:
+        bench.measure(BASELINE, None, seed)
+        for speedup in options.speedups:
+            for kind in options.rows:
+                bench.measure(kind, speedup, seed)
+    table = bench.table(options.speedups, options.seeds)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "detection.json").write_text(json.dumps(table, indent=1) + "\n")
+    (options.out / "detection.md").write_text(markdown(table))
+    print(markdown(table))
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("train", help="train one detector and judge it")
+    several = commands.add_parser("table", help="the original against accelerated ones")
+    for command in (one, several):
+        command.add_argument("--data", type=Path, required=True)
+        command.add_argument("--weights", type=Path, required=True)
+        command.add_argument("--calibration", type=Path, help="pictures for the classifier; calib.tar by the weights")
+        command.add_argument("--epochs", type=int, default=10)
+        command.add_argument("--batch", type=int, default=16, help="pictures a step, of all processes together")
+        command.add_argument("--lr", type=float, default=0.01)
+        command.add_argument("--frozen", type=int, default=2, help="blocks of VGG-16 that are not trained")
+        command.add_argument("--size", type=int, default=320, help="side of the canvases, pixels")
+        command.add_argument("--width", type=int, default=1024, help="of fc6 and fc7")
+        command.add_argument("--scales", type=int, nargs="+", default=[], help="sides a batch is scaled to, at random")
+        command.add_argument("--limit", type=int, help="use this many pictures of each set, to try things out")
+        command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    one.add_argument("--speedup", type=float, default=1.0, help="of the convolutions, before training")
+    one.add_argument("--seed", type=int, default=0)
+    one.add_argument("--out", type=Path, default=Path("detector.safetensors"))
+    one.set_defaults(run=train_one)
+    several.add_argument("--speedups", type=float, nargs="+", default=[2.0, 3.0, 4.0, 5.0])
+    several.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    several.add_argument("--rows", nargs="*", default=list(KINDS), choices=list(KINDS), help="what is measured now")
+    several.add_argument("--pictures", type=int, default=500, help="training pictures a detector is accelerated on")
+    several.add_argument("--tune-epochs", type=int, default=2)
+    several.add_argument("--tune-lr", type=float, help="a tenth of --lr")
+    several.add_argument("--work", type=Path, default=Path("detection-work"))
+    several.add_argument("--merge", action="store_true", help="measure nothing, show what is known")
+    several.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    several.set_defaults(run=make_table)
+    options = parser.parse_args(arguments)
+    options.calibration = options.calibration or options.weights.parent / "calib.tar"
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parsed(arguments)
+    try:
+        options.run(options)
+    except LeanconvError as error:
+        raise SystemExit(f"detection.py: {error}") from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

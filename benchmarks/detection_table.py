@@ -1,0 +1,262 @@
+"""Detectors before and after acceleration, cell by cell: what is known is kept, what is there is not measured again."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from detection_training import (
+    Canvases,
+    Training,
+    accelerated,
+    backbone_macs,
+    build,
+    clocked,
+    detect,
+    facts,
+    load,
+    original,
+    read,
+    save,
+    train,
+)
+from torch import Tensor, nn
+from vgg16_imagenet import machine
+
+import leanconv
+from leanconv import LeanconvError
+from leanconv.evaluate.voc import Matches, match, mean_over_classes, paired_loss, precisions
+from leanconv.images.scenes import Scenes, find_scenes
+
+Cell = dict[str, Any]
+BASELINE = "baseline"
+# What is done at every speed-up.
+KINDS = {
+    "first": "accelerated, then trained",
+    "after": "trained, then accelerated",
+    "tuned": "trained, accelerated, fine-tuned",
+}
+TOGETHER = 8  # pictures a call when it is timed
+PAPER = "Fast R-CNN with VGG-16 on VOC 2007, accelerated, then trained: mAP 66.9; 66.9, 66.1, 65.2 at 3x, 4x, 5x."
+
+
+def scenes_of(data: Path, split: str, limit: int | None) -> Scenes:
+    found = find_scenes(data, split=split)
+    return found.spread(limit) if limit and limit < len(found) else found
+
+
+def name_of(kind: str, speedup: float | None, seed: int) -> str:
+    return f"{kind}-seed{seed}" if speedup is None else f"{kind}-{speedup:g}x-seed{seed}"
+
+
+@dataclass
+class Trained:
+    """A detector that was trained without acceleration, and what it finds."""
+
+    detector: nn.Module
+    matches: list[Matches]
+
+
+@dataclass
+class Bench:
+    """``training`` of the detectors, ``tuning`` of those accelerated afterwards; ``calibration``: how many training
+    pictures these are accelerated on."""
+
+    data: Path
+    weights: Path
+    pictures: Path  # that the classifier is accelerated on
+    work: Path
+    training: Training
+    tuning: Training
+    size: int
+    width: int
+    calibration: int
+    limit: int | None
+    device: str
+
+    def __post_init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._baselines: dict[int, Trained] = {}
+        self._results: dict[Any, leanconv.Accelerated] = {}
+
+    @cached_property
+    def train_data(self) -> Canvases:
+        with clocked(self.seconds, "read", self.device):
+            return read(scenes_of(self.data, "train", self.limit), self.size, self.device)
+
+    @cached_property
+    def val_data(self) -> Canvases:
+        with clocked(self.seconds, "read", self.device):
+            return read(scenes_of(self.data, "val", self.limit), self.size, self.device)
+
+    @property
+    def settings(self) -> Cell:
+        """What cells of one table have in common."""
+        given = facts(self.training, size=self.size, width=self.width, classes=())
+        given["training"].pop("seed")
+        own = {"tuning": {"epochs": self.tuning.epochs, "lr": self.tuning.lr}, "calibration": self.calibration}
+        # As it reads in a file, where there are no tuples.
+        found: Cell = json.loads(json.dumps({**given, **own, "limit": self.limit}))
+        return found
+
+    def cell(self, name: str) -> Cell | None:
+        file = self.work / "cells" / f"{name}.json"
+        if not file.exists():
+            return None
+        found: Cell = json.loads(file.read_text())
+        if found["settings"] != self.settings:
+            raise LeanconvError(
+                f"{str(file)!r} was measured with other settings ({found['settings']}, now {self.settings}); give "
+                "another --work, or the settings of this one."
+            )
+        return found
+
+    def measure(self, kind: str, speedup: float | None, seed: int) -> None:
+        """Nothing, if the cell is there."""
+        name = name_of(kind, speedup, seed)
+        if self.cell(name) is not None:
+            print(f"{name}: known", flush=True)
+            return
+        print(f"{name}:", flush=True)
+        self.seconds = {}
+        base = self.baseline(seed)
+        if kind == BASELINE:
+            return
+        detector, result = self._made(kind, float(speedup or 0), seed, base)
+        matches = self.judged(detector)
+        loss, low, high = paired_loss(base.matches, matches)
+        with clocked(self.seconds, "timing", self.device):
+            times = self.timed({"original": base.detector, "this": detector})
+        known = {"achieved": result.speedup, "difference": -loss, "low": -high, "high": -low, "ms": times}
+        self._write(name, detector, matches, {"kind": kind, "speedup": speedup, "seed": seed, **known})
+
+    def baseline(self, seed: int) -> Trained:
+        """Trained, or as it was kept."""
+        if seed not in self._baselines:
+            name = name_of(BASELINE, None, seed)
+            file = self.work / "models" / f"{name}.safetensors"
+            if self.cell(name) is not None and file.exists():
+                detector, _ = load(file)
+                self._baselines = {seed: Trained(detector, self.judged(detector))}
+            else:
+                detector = self._new(original(self.weights).features, seed)
+                matches = self.judged(detector)
+                settings = replace(self.training, seed=seed)
+                about = facts(settings, size=self.size, width=self.width, classes=self.train_data.classes)
+                save(detector, file, about)
+                self._write(name, detector, matches, {"kind": BASELINE, "speedup": None, "seed": seed})
+                self._baselines = {seed: Trained(detector, matches)}
+        return self._baselines[seed]
+
+    def _made(self, kind: str, speedup: float, seed: int, base: Trained) -> tuple[nn.Module, leanconv.Accelerated]:
+        if kind == "first":
+            result = self._once(
+                ("first", speedup),
+                lambda: accelerated(self.weights, self.pictures, speedup, self.device, self.limit),
+            )
+            return self._new(result.model.features, seed), result
+        result = self._once(
+            ("after", speedup, seed),
+            lambda: leanconv.accelerate(
+                base.detector, self._calibration(), speedup, part="backbone", progress=False, device=self.device
+            ),
+        )
+        if kind == "tuned":
+            with clocked(self.seconds, "tune", self.device):
+                train(result.model, self.train_data, replace(self.tuning, seed=seed), self.device)
+            self._results.pop(("after", speedup, seed))  # it is no longer what it was
+        return result.model, result
+
+    def _once(self, key: Any, make: Callable[[], leanconv.Accelerated]) -> leanconv.Accelerated:
+        if key not in self._results:
+            with clocked(self.seconds, "accelerate", self.device):
+                self._results[key] = make()
+        return self._results[key]
+
+    def _new(self, features: Any, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        data, frozen = self.train_data, self.training.frozen
+        detector = build(data.classes, features, size=self.size, width=self.width, frozen=frozen)
+        with clocked(self.seconds, "train", self.device):
+            train(detector, data, replace(self.training, seed=seed), self.device)
+        return detector
+
+    def _calibration(self) -> list[list[Tensor]]:
+        data = self.train_data
+        count = min(self.calibration, len(data))
+        images = [data.image(number * len(data) // count) for number in range(count)]
+        return [images[first : first + TOGETHER] for first in range(0, count, TOGETHER)]
+
+    def judged(self, detector: nn.Module) -> list[Matches]:
+        data = self.val_data
+        with clocked(self.seconds, "detect", self.device):
+            found = detect(detector, data, self.device)
+        return match(found, data.targets, len(data.classes))
+
+    @torch.no_grad()
+    def timed(self, networks: dict[str, Any], rounds: int = 12) -> dict[str, float]:
+        """Milliseconds a picture, of whole detectors and of their backbones, taken in turn; medians."""
+        data = self.val_data
+        images = [data.image(number) for number in range(min(TOGETHER, len(data)))]
+        canvases = torch.rand(len(images), 3, self.size, self.size, device=self.device)
+        calls = {name: (lambda network=network: network(images)) for name, network in networks.items()}
+        calls |= {f"backbone {name}": (lambda n=network: n.backbone(canvases)) for name, network in networks.items()}
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for number in range(rounds + 2):
+            for name, call in calls.items():
+                started = self._now()
+                call()
+                if number >= 2:
+                    times[name].append(1000 * (self._now() - started) / len(images))
+        return {name: statistics.median(values) for name, values in times.items()}
+
+    def _now(self) -> float:
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _write(self, name: str, detector: nn.Module, matches: Sequence[Matches], known: Cell) -> None:
+        values = precisions(matches, None)
+        cell = {
+            **known,
+            "map": mean_over_classes(values),
+            "ap": {key: value for key, value in zip(self.val_data.classes, values, strict=True) if value == value},
+            "macs": backbone_macs(detector, self.size, self.device),
+            "seconds": self.seconds,
+            "machine": machine(self.device),
+            "leanconv": leanconv.__version__,
+            "settings": self.settings,
+        }
+        folder = self.work / "cells"
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f".{name}.part"
+        part.write_text(json.dumps(cell, indent=1) + "\n")
+        part.rename(folder / f"{name}.json")
+        print(f"{name}: mAP {100 * cell['map']:.2f}", flush=True)
+
+    def table(self, speedups: Iterable[float], seeds: Sequence[int]) -> Cell:
+        rows: list[Cell] = [{"title": "original", "kind": BASELINE, "speedup": None}]
+        rows += [
+            {"title": f"{title}, {speedup:g}x", "kind": kind, "speedup": speedup}
+            for kind, title in KINDS.items()
+            for speedup in speedups
+        ]
+        for row in rows:
+            row["cells"] = [self.cell(name_of(row["kind"], row["speedup"], seed)) for seed in seeds]
+        known = [cell for row in rows for cell in row["cells"] if cell]
+        return {
+            "script": "benchmarks/detection.py",
+            "machine": ", ".join(sorted({cell["machine"] for cell in known})),
+            "leanconv": leanconv.__version__,
+            "settings": self.settings,
+            "seeds": list(seeds),
+            "rows": rows,
+            "paper": PAPER,
+        }

@@ -1,0 +1,272 @@
+"""Detectors: the same boxes in both networks, layers that run on every map, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.ops import MultiScaleRoIAlign
+
+import leanconv
+from leanconv import LeanconvError, solving
+from leanconv.fit import fit_site
+from leanconv.network import reasons
+from leanconv.network.detector import kind_of, seen_as_detector, seen_as_tensors, tensors_of
+from leanconv.network.survey import survey
+
+CHANNELS = 32  # FCOS normalises in 32 groups
+
+
+class Backbone(nn.Module):
+    """Three maps, as a feature pyramid has them."""
+
+    out_channels = CHANNELS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, CHANNELS, 3, 2, 1)
+        self.down = nn.ModuleList(nn.Conv2d(CHANNELS, CHANNELS, 3, 2, 1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.stem(x).relu()
+        maps = OrderedDict()
+        for number, layer in enumerate(self.down):
+            x = layer(x).relu()
+            maps[str(number)] = x
+        return maps
+
+
+def anchors() -> AnchorGenerator:
+    return AnchorGenerator(((8,), (16,), (32,)), ((0.5, 1.0, 2.0),) * 3)
+
+
+def pool(size: int) -> MultiScaleRoIAlign:
+    return MultiScaleRoIAlign(["0", "1", "2"], size, 2)
+
+
+def build(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"min_size": 64, "max_size": 96}
+    if kind == "retinanet":
+        return RetinaNet(Backbone(), 3, anchor_generator=anchors(), **sizes).eval()
+    if kind == "fcos":
+        one = AnchorGenerator(((8,), (16,), (32,)), ((1.0,),) * 3)
+        return FCOS(Backbone(), 3, anchor_generator=one, **sizes).eval()
+    common: dict[str, Any] = {
+        "rpn_anchor_generator": anchors(),
+        "box_roi_pool": pool(3),
+        "box_head": TwoMLPHead(CHANNELS * 9, 24),
+        "box_predictor": FastRCNNPredictor(24, 3),
+        "num_classes": None,
+        **sizes,
+    }
+    if kind == "faster":
+        return FasterRCNN(Backbone(), **common).eval()
+    masks: dict[str, Any] = {
+        "mask_roi_pool": pool(6),
+        "mask_head": MaskRCNNHeads(CHANNELS, (CHANNELS,), 1),
+        "mask_predictor": MaskRCNNPredictor(CHANNELS, CHANNELS, 3),
+    }
+    return MaskRCNN(Backbone(), **common, **masks).eval()
+
+
+def pictures(seed: int = 0) -> list[list[Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [(64, 80), (72, 64), (64, 64), (90, 64)]
+    images = [torch.rand(3, *size, generator=generator) for size in sizes]
+    return [images[:2], images[2:]]
+
+
+KINDS = ("faster", "mask", "retinanet", "fcos")
+
+
+def view(model: nn.Module, given: dict[str, Tensor]) -> list[Tensor]:
+    seen = copy.deepcopy(model)
+    seen_as_tensors(seen)
+    with torch.no_grad():
+        return list(seen({name: tensor.clone() for name, tensor in given.items()}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_detector_seen_as_tensors_gives_what_its_own_modules_give(kind: str) -> None:
+    model: Any = build(kind)
+    given = tensors_of(model, pictures()[0])
+    found = view(model, given)
+    with torch.no_grad():
+        features = model.backbone(given["images"])
+        maps = list(features.values())
+        assert all(torch.equal(a, b) for a, b in zip(found, maps, strict=False))
+        rest = found[len(maps) :]
+        if kind in ("retinanet", "fcos"):
+            # The heads flatten their maps; as many numbers, and the same ones.
+            wanted = [model.head(maps)[key] for key in model.head(maps)]
+            ends = [rest[i : i + len(maps)] for i in range(0, len(rest), len(maps))]
+            for maps_of_end, flat in zip(ends, wanted, strict=True):
+                values = torch.cat([x.flatten(1) for x in maps_of_end], 1)
+                values = values.relu() if kind == "fcos" and flat is wanted[1] else values
+                assert torch.allclose(values.sort(1).values, flat.flatten(1).sort(1).values, atol=1e-6)
+            return
+        logits, deltas = model.rpn.head(maps)
+        assert all(torch.equal(a, b) for a, b in zip(rest, [*logits, *deltas], strict=False))
+        shapes = [tuple(given["images"].shape[-2:])] * 2
+        boxes = model.roi_heads.box_roi_pool(features, list(given["boxes"]), shapes)
+        scores, moves = model.roi_heads.box_predictor(model.roi_heads.box_head(boxes))
+        assert torch.allclose(rest[2 * len(maps)], scores, atol=1e-6)
+        assert torch.allclose(rest[2 * len(maps) + 1], moves, atol=1e-6)
+        if kind == "mask":
+            boxes = model.roi_heads.mask_roi_pool(features, list(given["found"]), shapes)
+            masks = model.roi_heads.mask_predictor(model.roi_heads.mask_head(boxes))
+            assert torch.allclose(rest[-1], masks, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layers", ["conv", "all"])
+def test_at_full_rank_a_detector_is_what_it_was(kind: str, layers: Any) -> None:
+    model = build(kind)
+    given = tensors_of(model, pictures()[0])
+    seen = copy.deepcopy(model)
+    seen_as_tensors(seen)
+    sites = survey(seen, given, layers=layers).sites
+    ranks = {
+        site.name: (site.geometry.spatial_limit, site.geometry.channel_limit)
+        if site.geometry.splits_spatially
+        else site.geometry.channel_limit
+        for site in sites
+    }
+    assert any(site.calls == 3 for site in sites)  # a head that is shared by the maps
+    result = leanconv.accelerate(model, pictures(), ranks=ranks, layers=layers, progress=False, samples=2000)
+    assert set(ranks) == {layer.name for layer in result.layers}
+    for seed in (1, 2):
+        fresh = tensors_of(model, pictures(seed)[seed - 1])
+        for found, wanted in zip(view(result.model, fresh), view(model, fresh), strict=True):
+            assert float((found - wanted).norm() / wanted.norm().clamp_min(1e-12)) < 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_detector_is_accelerated_saved_and_loaded(kind: str, tmp_path: Path) -> None:
+    model = build(kind)
+    batches = [(batch, [{"boxes": torch.zeros(0, 4)}] * len(batch)) for batch in pictures()]  # targets do no harm
+    result = leanconv.accelerate(model, batches, 1.5, progress=False, samples=500)
+    assert 1.5 <= result.speedup < 1.53
+    assert all(name.split(".")[0] in ("backbone", "rpn", "roi_heads", "head") for name in result.skipped)
+    assert "forward" not in vars(result.model)
+    with torch.no_grad():
+        found = result.model(pictures(3)[0])
+    assert {"boxes", "scores", "labels"} <= set(found[0])
+    loaded = leanconv.load(result.save(tmp_path / "saved"), model=build(kind))
+    with torch.no_grad():
+        again = loaded(pictures(3)[0])
+    assert all(torch.equal(a[key], b[key]) for a, b in zip(found, again, strict=True) for key in a)
+
+
+def test_what_is_counted_is_what_the_detector_does() -> None:
+    """The second stage is fitted on few boxes and runs on many."""
+    model: Any = build("faster")
+    images = pictures()[0]
+    result = leanconv.accelerate(model, [images], 1.2, layers="all", progress=False, samples=200)
+    assert result.macs_before == survey(model, images, layers="all").macs
+
+
+def test_a_part_alone() -> None:
+    model = build("faster")
+    result = leanconv.accelerate(model, pictures(), 2.0, part="backbone", progress=False, samples=500)
+    assert all(layer.name.startswith("backbone.") for layer in result.layers)
+    outside = [name for name, reason in result.skipped.items() if reason == reasons.OUTSIDE]
+    assert outside
+    assert not any(name.startswith("backbone.") for name in outside)
+    seen = survey(model, pictures()[0])
+    assert result.macs_before == sum(layer.macs for layer in seen.layers if layer.name.startswith("backbone."))
+    assert 2.0 <= result.speedup < 2.04
+    for part, message in (
+        ("backbon", "'backbon'.*backbone"),
+        ("backbone.down.9", r"backbone\.down\.9"),
+        (3, "part=3 must be the path of a module"),
+        ("transform", "no layer of part='transform' ran"),
+    ):
+        with pytest.raises(LeanconvError, match=message):
+            leanconv.accelerate(model, pictures(), 2.0, part=part, progress=False)
+
+
+def test_a_detector_that_finds_nothing_is_accelerated_all_the_same() -> None:
+    model: Any = build("mask")
+    model.rpn.score_thresh = 2.0  # no proposal is that good
+    given = tensors_of(model, pictures()[0])
+    assert float(given["boxes"][0, 0, 2]) > 0
+    result = leanconv.accelerate(model, pictures(), 1.5, progress=False, samples=300)
+    assert 1.5 <= result.speedup < 1.53
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (torch.rand(3, 8, 8), r"images gave a Tensor of shape \(3, 8, 8\); a detector takes lists of images"),
+        ({"image": torch.rand(3, 8, 8)}, "images gave a dict; a detector takes lists of images"),
+        ([torch.rand(8, 8)], "images gave a list; a detector takes lists of images"),
+    ],
+)
+def test_batches_a_detector_does_not_take(batch: Any, message: str) -> None:
+    with pytest.raises(LeanconvError, match=message):
+        leanconv.accelerate(build("retinanet"), [batch], 2.0, progress=False)
+    with pytest.raises(LeanconvError, match="images is empty"):
+        leanconv.accelerate(build("retinanet"), [], 2.0, progress=False)
+
+
+def test_other_networks_are_no_detectors() -> None:
+    assert kind_of(nn.Sequential(nn.Conv2d(3, 3, 3))) is None
+    model = build("faster")
+    seen_as_tensors(model)
+    seen_as_detector(model)
+    assert "boxes" in model(pictures()[0])[0]
+
+
+class Pyramid(nn.Module):
+    """A layer for two maps, and one that runs on its own output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 12, 3, padding=1)
+        self.shared = nn.Conv2d(12, 12, 3, padding=1)
+        self.again = nn.Conv2d(12, 12, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        a = self.first(x).relu()
+        maps = [a, nn.functional.max_pool2d(a, 2)]
+        b, c = (self.shared(y).relu() for y in maps)
+        return b, self.again(self.again(c).relu())
+
+
+def test_a_layer_for_several_maps_is_one_site_and_one_that_goes_on_from_itself_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    model = Pyramid().eval()
+    images = torch.rand(12, 3, 16, 12)
+    found = survey(model, images)
+    site = next(site for site in found.sites if site.name == "shared")
+    assert site.calls == 2
+    one = 12 * 12 * 9
+    assert site.cost.dense == one * (16 * 12 + 8 * 6)
+    assert found.skipped == {"again": reasons.USED_AGAIN}
+    result = leanconv.accelerate(model, images.split(4), ranks={"shared": (36, 12)}, progress=False, samples=3000)
+    with torch.no_grad():
+        for got, wanted in zip(result.model(images), model(images), strict=True):
+            assert torch.allclose(got, wanted, atol=1e-3)
+    # Fitted to both maps: there are as many responses as both have positions.
+    rows: list[int] = []
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        rows.append(len(kwargs["given"].y))
+        return fit_site(*args, **kwargs)
+
+    monkeypatch.setattr(solving, "fit_site", note)
+    leanconv.accelerate(model, images.split(4), ranks={"shared": (12, 6)}, progress=False, samples=12 * 300)
+    assert rows == [12 * (16 * 12 + 8 * 6)]
