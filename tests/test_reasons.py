@@ -55,6 +55,7 @@ def test_every_reason_is_given_by_some_network() -> None:
         skipped(plain_network(), skip=["3"]),
         skipped(plain_network(), ranks={"3": 4}, skip=[]),
         skipped(plain_network(), 1.01, ranks="energy"),
+        skipped(plain_network(), part="3", skip=[]),
         skipped(nn.Sequential(*[nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3)]).eval(), scheme="spatial"),
     ):
         seen |= {reason: name for name, reason in case.items()}

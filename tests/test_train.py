@@ -372,9 +372,12 @@ def test_distillation_is_the_divergence_of_answers_and_the_distance_of_features(
     alone = Distillation(original, ["0"], outputs=0.0)(other, images, None)
     assert torch.allclose(alone.loss, features[0], atol=1e-6)
     assert torch.equal(alone.right, judged.right)
-    same = Distillation(original, ["0"])(copy.deepcopy(original), images, None)
+    twin = copy.deepcopy(original)
+    same = Distillation(original, ["0"])(twin, images, None)
     assert float(same.loss.detach().abs().max()) == 0
     assert bool(same.right.all())
+    same.loss.sum().backward()
+    assert all(float(parameter.grad.abs().max()) < 1e-6 for parameter in twin.parameters())  # and not NaN
     # Downhill is towards the original.
     both.loss.mean().backward()
     away = [

@@ -137,10 +137,15 @@ def _relative(found: Tensor, wanted: Tensor, count: int) -> Tensor:
             f"a layer responds with {tuple(found.shape)} where that of the original responds with "
             f"{tuple(wanted.shape)}; give the network that was accelerated, or features=0."
         )
-    found, wanted = found.float().flatten(1), wanted.float().flatten(1)
+
+    def squared(x: Tensor) -> Tensor:
+        # Summed in single precision without a copy in it: of large maps that would take longer than the rest.
+        norm: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
+        return norm.square()
+
     # A map of the original may be zero on some image: a small share of the network's own keeps the quotient finite.
-    size = torch.maximum(wanted.square().sum(1), 1e-3 * found.detach().square().sum(1))
-    return (found - wanted).square().sum(1) / size.clamp_min(torch.finfo(torch.float32).tiny)
+    size = torch.maximum(squared(wanted), 1e-3 * squared(found.detach()))
+    return squared(found - wanted) / size.clamp_min(torch.finfo(torch.float32).tiny)
 
 
 @contextmanager
