@@ -19,6 +19,7 @@ from torchvision.ops import MultiScaleRoIAlign
 import leanconv
 from leanconv import LeanconvError, solving
 from leanconv.fit import fit_site
+from leanconv.inspection import inspect_network
 from leanconv.network import reasons
 from leanconv.network.detector import kind_of, seen_as_detector, seen_as_tensors, tensors_of
 from leanconv.network.survey import survey
@@ -270,3 +271,12 @@ def test_a_layer_for_several_maps_is_one_site_and_one_that_goes_on_from_itself_i
     monkeypatch.setattr(solving, "fit_site", note)
     leanconv.accelerate(model, images.split(4), ranks={"shared": (12, 6)}, progress=False, samples=12 * 300)
     assert rows == [12 * (16 * 12 + 8 * 6)]
+
+
+def test_a_detector_is_inspected_as_it_is_accelerated() -> None:
+    model = build("faster")
+    found = inspect_network(model, [pictures()[0]], shape=(1, 3, 64, 64))
+    assert "rpn.head.conv.0.0" in {site.name for site in found.survey.sites}
+    assert found.survey.macs == survey(model, pictures()[0]).macs
+    assert 0 < found.zeros["rpn.head.conv.0.0"] < 1
+    assert inspect_network(model, None, shape=(1, 3, 64, 64)).survey.sites

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from leanconv.calibrate.batches import take
+from leanconv.calibrate.batches import take, to_device
+from leanconv.calibrate.detections import Detections
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError
 from leanconv.fit import site_activation
+from leanconv.network.detector import kind_of, seen_as_tensors
 from leanconv.network.failure import model_failed
 from leanconv.network.fold import folded
 from leanconv.network.reasons import by_reason
@@ -88,18 +91,27 @@ class Inspection:
 
 def inspect_network(
     model: nn.Module,
-    batches: list[Tensor] | None,
+    batches: Sequence[Any] | None,
     *,
     shape: tuple[int, ...],
     layers: Literal["conv", "all"] = "conv",
     device: torch.device | str = "cpu",
 ) -> Inspection:
-    """Run a copy of ``model`` on the first image (or on noise of ``shape``) and count."""
+    """Run a copy of ``model`` on the first image (or noise of ``shape``) and count; batches as for ``accelerate``."""
     place = torch.device(device)
     network = copied(model).eval().to(place)
-    sample = batches[0][:1] if batches else torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    noise = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    real: Mapping[str, int] = {}
+    if kind_of(network) is not None:
+        seen = Detections(network, batches or [noise], place)
+        images = take(seen)
+        real = seen.real(layers)
+        seen_as_tensors(network)
+    else:
+        images = take(batches or [noise])
+    sample = images.sample(1)
     try:
-        found = survey(network, sample.to(place, copy=True), layers=layers)
+        found = survey(network, to_device(sample, place), layers=layers).counted_as(real)
     except LeanconvError:
         raise
     except Exception as error:
@@ -111,7 +123,6 @@ def inspect_network(
         dtype = next(network.parameters()).dtype
         dtype = torch.float64 if dtype == torch.float64 else torch.float32
         probes = [Probe(site, *folded(network, site, dtype)) for site in found.sites]
-        images = take(batches)
         active = {site.name: site for site in found.sites if site.activation.name != "identity"}
         counts: dict[str, list[tuple[int, int]]] = {name: [] for name in active}
 

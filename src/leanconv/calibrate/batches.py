@@ -96,7 +96,7 @@ class Batches:
         size = self._items[0].size if self._items else CUT
         return len(self._items) if self._source is None else max(1, -(-self.images // (size * self._world)))
 
-    def sample(self) -> Any:
+    def sample(self, size: int = 2) -> Any:
         """Two images where there are two: a network that loops over its batch then shows that it does."""
         first = next(iter(self), None)
         if first is None and self._world == 1:
@@ -106,7 +106,7 @@ class Batches:
                 f"there are fewer batches of images than the {self._world} processes; give smaller batches or run "
                 "fewer processes."
             )
-        return _images(first.pieces[0], 0, 2)
+        return _images(first.pieces[0], 0, size)
 
     def cut(self, largest: int) -> None:
         """No batch of more than ``largest`` images from now on."""

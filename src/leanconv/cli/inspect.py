@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,8 +44,9 @@ def inspect(
     from leanconv.cli.saved import open_network
     from leanconv.errors import LeanconvError
     from leanconv.images import find_pictures, read_all
-    from leanconv.images.batches import spread
+    from leanconv.images.batches import WholePictures, spread
     from leanconv.inspection import inspect_network
+    from leanconv.network.detector import kind_of
 
     if layers not in ("conv", "all"):
         raise LeanconvError(f"--layers {layers!r} is not known; use conv or all.")
@@ -54,10 +55,13 @@ def inspect(
         model, original, weights, num_classes, default_weights="none" if images is None else "DEFAULT"
     )
     prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
-    batches = None
+    batches: list[Any] | None = None
     if images is not None:
-        pictures = spread(find_pictures(images), count)
-        batches = read_all(pictures, prepare, batch=batch, workers=given.pick_workers(workers)).batches
+        pictures, hands = spread(find_pictures(images), count), given.pick_workers(workers)
+        if kind_of(network.model) is None:
+            batches = list(read_all(pictures, prepare, batch=batch, workers=hands).batches)
+        else:
+            batches = list(WholePictures(pictures, batch=min(batch, 8), workers=hands))
     shape = (1, prepare.channels, prepare.size, prepare.size)
     found = inspect_network(network.model, batches, shape=shape, layers=layers, device=place)  # type: ignore[arg-type]
     if as_json:
