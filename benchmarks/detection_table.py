@@ -6,7 +6,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,13 @@ class Bench:
         """What cells of one table have in common."""
         given = facts(self.training, size=self.size, width=self.width, classes=())
         given["training"].pop("seed")
-        own = {"tuning": {"epochs": self.tuning.epochs, "lr": self.tuning.lr}, "calibration": self.calibration}
+        tuning = asdict(self.tuning)
+        tuning.pop("seed")
+        own = {
+            "tuning": tuning,
+            "calibration": self.calibration,
+            "weights": [self.weights.name, self.weights.stat().st_size if self.weights.exists() else None],
+        }
         # As it reads in a file, where there are no tuples.
         found: Cell = json.loads(json.dumps({**given, **own, "limit": self.limit}))
         return found

@@ -65,6 +65,8 @@ def settle(model: nn.Module) -> nn.Module:
 
     def measure(norm: Any, inputs: Any) -> None:
         x = inputs[0]
+        if not len(x):  # behind boxes, and none was found
+            return
         norm.running_mean.copy_(x.mean((0, 2, 3)))
         norm.running_var.copy_(x.var((0, 2, 3), unbiased=False) + 1e-3)
 

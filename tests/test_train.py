@@ -360,7 +360,7 @@ def test_distillation_is_the_divergence_of_answers_and_the_distance_of_features(
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     p, q = (torch.distributions.Categorical(logits=network(images)) for network in (original, other))
     divergence = torch.distributions.kl_divergence(p, q)
-    judged = Distillation(original, [])(other, images, None)
+    judged = Distillation(original, [], 1.0)(other, images, None)
     assert torch.allclose(judged.loss, divergence, atol=1e-6)
     assert torch.equal(judged.right, p.logits.argmax(1) == q.logits.argmax(1))
     features = [
@@ -373,7 +373,7 @@ def test_distillation_is_the_divergence_of_answers_and_the_distance_of_features(
     assert torch.allclose(alone.loss, features[0], atol=1e-6)
     assert torch.equal(alone.right, judged.right)
     twin = copy.deepcopy(original)
-    same = Distillation(original, ["0"])(twin, images, None)
+    same = Distillation(original, ["0"], 1.0)(twin, images, None)
     assert float(same.loss.detach().abs().max()) == 0
     assert bool(same.right.all())
     same.loss.sum().backward()
@@ -390,7 +390,7 @@ def test_distillation_is_the_divergence_of_answers_and_the_distance_of_features(
 def test_outputs_that_are_no_class_scores_are_compared_by_distance() -> None:
     images = smooth_images(6, 8)
     original, other = nn.Conv2d(3, 2, 3), nn.Conv2d(3, 2, 3)
-    judged = Distillation(original, [])(other, images, None)
+    judged = Distillation(original, [], 1.0)(other, images, None)
     wanted, found = original(images), other(images)
     assert torch.allclose(judged.loss, (wanted - found).square().sum((1, 2, 3)) / wanted.square().sum((1, 2, 3)))
     assert judged.right is None
@@ -406,18 +406,19 @@ def test_features_have_the_same_meaning_with_batch_norms_folded(accelerated: lea
     places = finetune_module._places(accelerated.changes, 9)
     assert places == [change.batch_norm for change in accelerated.changes if not change.open]
     assert [type(original.get_submodule(place)) for place in places] == [nn.BatchNorm2d] * len(places)
-    goal = Distillation(original, places)
+    goal = Distillation(original, places, 1.0)
     from leanconv.train.goals import _watched
 
-    with torch.no_grad(), _watched(original, places) as wanted, _watched(accelerated.model, places) as found:
+    with torch.no_grad(), _watched(original, places) as seen, _watched(accelerated.model, places) as seen_too:
         original(images), accelerated.model(images)
+        wanted, found = ({place: maps[0] for place, maps in one.items()} for one in (seen, seen_too))
         for place in places:
             assert found[place].shape == wanted[place].shape
             assert float(found[place].min()) == float(wanted[place].min()) == 0  # behind the ReLU in place
             assert float((found[place] - wanted[place]).norm() / wanted[place].norm()) < 0.7
         distance = (
             goal(accelerated.model, images, None).loss
-            - Distillation(original, [])(accelerated.model, images, None).loss
+            - Distillation(original, [], 1.0)(accelerated.model, images, None).loss
         )
     by_hand = [(found[p] - wanted[p]).square().sum((1, 2, 3)) / wanted[p].square().sum((1, 2, 3)) for p in places]
     assert torch.allclose(distance, torch.stack(by_hand).mean(0), atol=1e-5)
@@ -425,6 +426,26 @@ def test_features_have_the_same_meaning_with_batch_norms_folded(accelerated: lea
     assert finetune_module._places(accelerated.changes, 1) == places[-1:]
     assert finetune_module._places(accelerated.changes, 0) == []
     assert finetune_module._places(accelerated.changes, None) == finetune_module._places(accelerated.changes, 99)
+
+
+def test_a_layer_for_several_maps_is_matched_on_all_of_them() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).mean((2, 3)) + self.layer(2 * x).mean((2, 3))
+
+    torch.manual_seed(0)
+    original, other, images = Twice(), Twice(), torch.rand(5, 3, 8, 8)
+    with torch.no_grad():
+        found = Distillation(original, ["layer"], 0.0)(other, images, None).loss
+        parts = []
+        for x in (images, 2 * images):
+            f, g = original.layer(x).flatten(1), other.layer(x).flatten(1)
+            parts.append((f - g).square().sum(1) / f.square().sum(1))
+    assert torch.allclose(found, torch.stack(parts).mean(0), rtol=1e-5)
 
 
 class RootHead(nn.Module):
@@ -1029,7 +1050,7 @@ def test_a_map_that_is_zero_on_some_image_is_no_trouble() -> None:
         other[0].weight += 0.1 * torch.randn_like(other[0].weight)
     images = torch.randn(6, 3, 8, 8)
     images[0] = 0
-    judged = Distillation(network, ["0"])(other, images, None)
+    judged = Distillation(network, ["0"], 1.0)(other, images, None)
     assert judged.loss.isfinite().all()
     assert judged.loss[0] == 0
     assert (judged.loss[1:] > 0).all()

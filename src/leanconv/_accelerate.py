@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from leanconv.calibrate.batches import Batches, take
+from leanconv.calibrate.batches import Batches, check_images, take
 from leanconv.calibrate.detections import Detections
 from leanconv.calibrate.memory import Memory, parse_memory
 from leanconv.engine import Clock, Engine
@@ -118,7 +118,8 @@ def accelerate(
                     reporter=reporter(progress and team.lead),
                 )
                 result = job.run(engine)
-                seen_as_detector(result.model)
+                if kind_of(model) is not None:
+                    seen_as_detector(result.model)
                 result.model.to(device_of(model))
                 if work is not None:
                     work.finish()
@@ -173,6 +174,7 @@ def _prepared(
     if kind_of(model) is None:
         batches = take(images, rank=rank, world=world)
         return batches, Job.prepare(model, batches.sample(), options, place)
+    check_images(images)
     detector = copied(model).eval().to(place)
     seen = Detections(detector, images, place)
     batches = take(seen, rank=rank, world=world)

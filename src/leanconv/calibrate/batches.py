@@ -97,7 +97,7 @@ class Batches:
         return len(self._items) if self._source is None else max(1, -(-self.images // (size * self._world)))
 
     def sample(self, size: int = 2) -> Any:
-        """Two images where there are two: a network that loops over its batch then shows that it does."""
+        """The first images. Two, where there are two: a network that loops over its batch then shows that it does."""
         first = next(iter(self), None)
         if first is None and self._world == 1:
             raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
@@ -223,11 +223,7 @@ def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
 
     A shuffling or augmenting loader would give other pictures the second time, so it is read once.
     """
-    if isinstance(images, (str, os.PathLike)):
-        raise LeanconvError(
-            f"images is the path {os.fspath(images)!r}; give batches of tensors, for example a DataLoader over "
-            "torchvision's ImageFolder, or use the command 'leanconv accelerate --images PATH'."
-        )
+    check_images(images)
     if isinstance(images, Tensor):
         if images.dim() < 2:
             raise LeanconvError(f"images is a tensor of shape {tuple(images.shape)}; give batches, N x C x H x W.")
@@ -235,14 +231,7 @@ def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
     if isinstance(images, Pictures):
         images = images.shard(rank, world)
     count = _count(images)
-    try:
-        source = iter(images)
-    except TypeError:
-        raise LeanconvError(
-            f"images is a {type(images).__name__}, which cannot be iterated; give batches of images, for example "
-            "a DataLoader or a list of tensors."
-        ) from None
-    batches = Batches(source, count or 0, rank=rank, world=world)
+    batches = Batches(iter(images), count or 0, rank=rank, world=world)
     if count is None:
         for _ in batches:
             pass
@@ -250,6 +239,20 @@ def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
         if not batches.images:
             raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
     return batches
+
+
+def check_images(images: Any) -> None:
+    """Refuse what gives no batches."""
+    if isinstance(images, (str, os.PathLike)):
+        raise LeanconvError(
+            f"images is the path {os.fspath(images)!r}; give batches of tensors, for example a DataLoader over "
+            "torchvision's ImageFolder, or use the command 'leanconv accelerate --images PATH'."
+        )
+    if not (hasattr(images, "__iter__") or hasattr(images, "__getitem__")):
+        raise LeanconvError(
+            f"images is a {type(images).__name__}, which cannot be iterated; give batches of images, for example "
+            "a DataLoader or a list of tensors."
+        )
 
 
 def _count(images: Any) -> int | None:

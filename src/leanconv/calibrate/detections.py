@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,8 +14,10 @@ from leanconv.network.detector import tensors_of
 from leanconv.network.failure import model_failed
 from leanconv.network.survey import survey
 
-# Images the real cost of a detector is counted on: how many boxes it looks at differs from image to image.
-COUNTED = 8
+# Images the real cost of a detector is counted on, one by one: sizes and boxes differ from image to image.
+COUNTED = 4
+# A plain tensor of images is cut into batches of this size.
+CUT = 8
 
 
 class Detections:
@@ -26,7 +29,8 @@ class Detections:
         self._first: list[Tensor] = []
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for batch in self._images:
+        batches = self._images.split(CUT) if isinstance(self._images, Tensor) else self._images
+        for batch in batches:
             pictures = [picture.to(self._device) for picture in _pictures(batch)]
             self._first += pictures[: COUNTED - len(self._first)]
             if pictures:
@@ -37,20 +41,31 @@ class Detections:
                 yield {name: tensor.cpu() for name, tensor in given.items()}
 
     def real(self, layers: Any) -> Mapping[str, int]:
-        """MACs an image of every layer that ran, of the detector as it is, on the first images that came."""
-        return {layer.name: layer.macs for layer in survey(self._model, self._first, layers=layers).layers}
+        """MACs an image of every layer that ran, of the detector as it is: the mean over the first images that came."""
+        total: Counter[str] = Counter()
+        for picture in self._first:
+            try:
+                found = survey(self._model, [picture], layers=layers)
+            except LeanconvError:
+                raise
+            except Exception as error:
+                raise model_failed(error, [picture]) from error
+            total.update({layer.name: layer.macs for layer in found.layers})
+        return {name: round(macs / len(self._first)) for name, macs in total.items()}
 
 
 def _pictures(batch: Any) -> list[Tensor]:
     """Of a batch: a list of images, a tensor of them, or either with targets behind it."""
     if isinstance(batch, Tensor) and batch.dim() == 4:
         return list(batch)
-    if isinstance(batch, (list, tuple)) and batch:
+    if isinstance(batch, (list, tuple)):
         if all(isinstance(item, Tensor) and item.dim() == 3 for item in batch):
             return list(batch)
+        # Not all are images, so there is a first.
         if isinstance(batch[0], (list, tuple)) or (isinstance(batch[0], Tensor) and batch[0].dim() == 4):
             return _pictures(batch[0])
     shape = f" of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else ""
     raise LeanconvError(
-        f"images gave a {type(batch).__name__}{shape}; a detector takes lists of images, 3 x H x W each."
+        f"images gave a {type(batch).__name__}{shape}; a detector takes batches that are lists of "
+        "images, 3 x H x W each: [[image, ...], ...]."
     )

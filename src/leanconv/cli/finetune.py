@@ -115,6 +115,7 @@ def finetune(
     from leanconv.cli.saved import opened
     from leanconv.images import find_pictures
     from leanconv.images.batches import spread
+    from leanconv.network.detector import kind_of
     from leanconv.storage import check_new
     from leanconv.train.augment import PictureSet
     from leanconv.train.finetune import finetune as run
@@ -149,6 +150,10 @@ def finetune(
     pictures = spread(pictures, limit or len(pictures))
     with given.team(device) as (place, lead):
         result, teacher = _networks(folder, distill, original, weights, num_classes)
+        if kind_of(result.model) is not None:
+            raise LeanconvError(
+                f"{str(folder)!r} is a detector, and finetune trains classifiers; train it as detectors are trained."
+            )
         network = opened(result)
         prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
         examples = PictureSet(pictures, prepare, mapping, smallest)

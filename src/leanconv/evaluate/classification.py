@@ -125,8 +125,8 @@ def class_scores(output: object) -> Tensor:
         return output
     shape = f" of shape {tuple(output.shape)}" if isinstance(output, Tensor) else ""
     raise LeanconvError(
-        f"the model returned a {type(output).__name__}{shape} where images x classes is needed; evaluate takes "
-        "classifiers."
+        f"the model returned a {type(output).__name__}{shape} where images x classes is needed: only "
+        "classifiers can be judged by classes."
     )
 
 

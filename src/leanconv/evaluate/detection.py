@@ -16,6 +16,7 @@ from leanconv.evaluate.classification import NAMELESS, as_taken
 from leanconv.evaluate.voc import Found, difficult_of, mean_ap, voc_ap
 from leanconv.images.batches import TOLERATED
 from leanconv.images.scenes import SceneSet, Target
+from leanconv.network.detector import kind_of
 from leanconv.network.failure import model_failed
 from leanconv.progress import reporter
 
@@ -35,12 +36,7 @@ class Detector:
 
 def is_detector(model: nn.Module) -> bool:
     """Whether ``model`` answers a list of images with boxes, labels and scores: by its type, else by asking it."""
-    from torchvision.models.detection.fcos import FCOS
-    from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
-    from torchvision.models.detection.retinanet import RetinaNet
-    from torchvision.models.detection.ssd import SSD
-
-    if isinstance(model, (FCOS, GeneralizedRCNN, RetinaNet, SSD)):
+    if kind_of(model) is not None:
         return True
     weight = next(model.parameters(), torch.zeros(()))
     training = model.training

@@ -169,8 +169,9 @@ class WholePictures:
         decoded = _Decoded(self.pictures, whole_picture)
         for found in DataLoader(decoded, self.batch, num_workers=self.workers, collate_fn=_collate):
             _note(self.pictures, found.errors, self.unreadable, len(self.pictures), warn)
-            alike = len(found.tensors) == 1 and found.tensors[0].dim() == 4
-            yield list(found.tensors[0]) if alike else found.tensors
+            if found.tensors:
+                alike = found.tensors[0].dim() == 4
+                yield list(found.tensors[0]) if alike else found.tensors
 
 
 @dataclass

@@ -25,23 +25,35 @@ PROPOSALS, FOUND = 64, 8
 
 
 def kind_of(model: nn.Module) -> str | None:
-    """ "two-stage", "pyramid" (one stage, heads shared by the maps), "ssd", or None for what is none of torchvision's
-    detectors. What torchvision has not been loaded for cannot be one."""
-    for module, name, kind in (
-        ("generalized_rcnn", "GeneralizedRCNN", "two-stage"),
-        ("retinanet", "RetinaNet", "pyramid"),
-        ("fcos", "FCOS", "pyramid"),
-        ("ssd", "SSD", "ssd"),
+    """One of "two-stage", "retinanet", "fcos" and "ssd"; None for what is none of torchvision's detectors, or has a
+    forward or a head of its own that does something else."""
+    if "torchvision.models.detection" not in sys.modules:
+        return None  # nobody has made one
+    from torchvision.models.detection import fcos, retinanet, roi_heads, rpn, ssd
+    from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
+
+    own: Any = model
+    if _works_as(model, GeneralizedRCNN):
+        parts = ((own.rpn, rpn.RegionProposalNetwork), (own.rpn.head, rpn.RPNHead), (own.roi_heads, roi_heads.RoIHeads))
+        return "two-stage" if all(_works_as(part, kind) for part, kind in parts) else None
+    for kind, base, classification, regression in (
+        ("retinanet", retinanet.RetinaNet, retinanet.RetinaNetClassificationHead, retinanet.RetinaNetRegressionHead),
+        ("fcos", fcos.FCOS, fcos.FCOSClassificationHead, fcos.FCOSRegressionHead),
     ):
-        loaded = sys.modules.get(f"torchvision.models.detection.{module}")
-        if loaded is not None and isinstance(model, getattr(loaded, name)):
-            return kind
-    return None
+        if _works_as(model, base):
+            first, second = (getattr(own.head, f"{end}_head", None) for end in ("classification", "regression"))
+            return kind if _works_as(first, classification) and _works_as(second, regression) else None
+    return "ssd" if _works_as(model, ssd.SSD) else None
+
+
+def _works_as(module: Any, kind: type[nn.Module]) -> bool:
+    """Whether it is one, with the forward of the class."""
+    return isinstance(module, kind) and type(module).forward is kind.forward and "forward" not in vars(module)
 
 
 def seen_as_tensors(model: nn.Module) -> None:
     """From now on ``model`` (a copy of a detector) takes and gives tensors, as described above."""
-    forwards = {"two-stage": _two_stage, "pyramid": _pyramid, "ssd": _ssd}
+    forwards = {"two-stage": _two_stage, "retinanet": _pyramid, "fcos": _pyramid, "ssd": _ssd}
     kind = kind_of(model)
     assert kind is not None
     vars(model)["forward"] = MethodType(forwards[kind], model)
@@ -125,7 +137,9 @@ def _pyramid(model: Any, given: dict[str, Tensor]) -> list[Tensor]:
         hidden = _over(head.conv, maps)
         for end in ends:
             if hasattr(head, end):
-                answers += _over(getattr(head, end), hidden)
+                found = _over(getattr(head, end), hidden)
+                rectified = end == "bbox_reg" and hasattr(head, "bbox_ctrness")  # FCOS: distances, never negative
+                answers += [x.relu() for x in found] if rectified else found
     return answers
 
 

@@ -105,7 +105,7 @@ class Recording(TorchFunctionMode):
         # Questions about a tensor (its shape, its device) consume nothing, nor does what hands it back (dropout in
         # eval mode). Writing it into another tensor does, and returns nothing.
         if func is Tensor.__setitem__:
-            self._record(Event("other", inputs, []), given, [])
+            self._record(Event("other", inputs, []), given, [args[0]])
         elif made and not all(_key(tensor) in inputs for tensor in made):
             event = Event("other", inputs, [])
             if spec := activation_call(func, args, kwargs):

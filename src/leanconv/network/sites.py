@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
+import torch
 from torch import Tensor
 
 from leanconv.network import reasons
@@ -18,6 +19,12 @@ class ActivationSpec:
 
     name: str = "identity"
     parameters: dict[str, float | Tensor] = field(default_factory=dict)
+
+    def same_as(self, other: ActivationSpec) -> bool:
+        if self.name != other.name or self.parameters.keys() != other.parameters.keys():
+            return False
+        pairs = [(value, other.parameters[key]) for key, value in self.parameters.items()]
+        return all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +82,7 @@ class Survey:
     layers: tuple[Layer, ...]
     sites: tuple[Site, ...]
     skipped: dict[str, str]
+    first: str | None  # the first convolution of the network
 
     @property
     def macs(self) -> int:
@@ -98,4 +106,5 @@ class Survey:
             layers=tuple(inside),
             sites=tuple(site for site in self.sites if site.name in names),
             skipped={**self.skipped, **outside},
+            first=self.first,
         )

@@ -20,10 +20,9 @@ def apply_skip(
     """Move the layers of ``skip`` from ``sites`` to ``skipped``; None means the first convolution, unless ``named``."""
     known = [layer.name for layer in found.layers]
     if skip is None:
-        first = next((layer.name for layer in found.layers if layer.type != "Linear"), None)
-        if first in sites and first not in named:
-            del sites[first]
-            skipped[first] = reasons.FIRST
+        if found.first in sites and found.first not in named:
+            del sites[found.first]
+            skipped[found.first] = reasons.FIRST
         return
     for name in skip:
         if name not in known and name not in skipped:

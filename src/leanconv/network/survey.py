@@ -75,7 +75,13 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
     for name in counted:
         if name not in seen:
             skipped[name] = reasons.UNUSED
-    return Survey(layers=tuple(seen.values()), sites=_arrange(sites, tape.events), skipped=skipped)
+    first_convolution = next((layer.name for layer in seen.values() if layer.type != "Linear"), None)
+    return Survey(
+        layers=tuple(seen.values()),
+        sites=_arrange(sites, tape.events),
+        skipped=skipped,
+        first=first_convolution,
+    )
 
 
 def _batch_size(sample: Any) -> int:
@@ -114,7 +120,7 @@ def _one_site(parts: list[_Found]) -> _Found | None:
     first = parts[0]
     if any(part.site.adds or part.site.batch_norm for part in parts):
         return None
-    same = all(part.site.activation == first.site.activation for part in parts)
+    same = all(part.site.activation.same_as(first.site.activation) for part in parts)
     site = replace(
         first.site,
         cost=sum((part.site.cost for part in parts[1:]), first.site.cost),

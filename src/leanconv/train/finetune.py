@@ -235,6 +235,9 @@ def _goal(
     outputs: float | None,
 ) -> Goal:
     if original is None:
+        for name, value in (("features", features), ("outputs", outputs)):
+            if value is not None:
+                raise LeanconvError(f"{name} goes with original, the network to learn from, which is not given.")
         return Supervised()
     check_model(original)
     places = _places(network.changes, features) if isinstance(network, Accelerated) else []

@@ -15,6 +15,8 @@ from leanconv.errors import LeanconvError
 from leanconv.evaluate.classification import class_scores
 from leanconv.network.recording import tensors
 
+Maps = dict[str, list[Tensor]]  # of a place, one a call
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -79,7 +81,7 @@ class Distillation:
 
     right = "agreement"
 
-    def __init__(self, original: nn.Module, places: Sequence[str], outputs: float = 1.0):
+    def __init__(self, original: nn.Module, places: Sequence[str], outputs: float):
         self.original, self.outputs = original, outputs
         self.places = tuple(places)
 
@@ -88,7 +90,7 @@ class Distillation:
             answer = self.original(images)
         with _watched(network, self.places) as found:
             given = network(images)
-        distances = [_relative(found[place], wanted[place], len(images)) for place in self.places]
+        distances = self._distances(found, wanted, len(images))
         if not self.outputs:
             # The divergence is not even multiplied by zero: where a head has no finite slope that would be NaN.
             return Judged(torch.stack(distances).mean(0), _same_answer(given, answer))
@@ -96,6 +98,17 @@ class Distillation:
         if distances:
             loss = loss + torch.stack(distances).mean(0)
         return Judged(loss, _same_answer(given, answer))
+
+    def _distances(self, found: Maps, wanted: Maps, count: int) -> list[Tensor]:
+        """Of every place whose maps go image by image: those behind a detector's boxes do not."""
+        distances = []
+        for place in self.places:
+            pairs = list(zip(found[place], wanted[place], strict=True))
+            if all(len(b) == count for _, b in pairs):
+                distances.append(torch.stack([_relative(a, b) for a, b in pairs]).mean(0))
+        if self.places and not distances:
+            raise LeanconvError("no feature map of a replaced layer goes image by image; give features=0.")
+        return distances
 
 
 def _are_scores(given: Any, answer: Any) -> bool:
@@ -125,13 +138,11 @@ def _divergence(given: Any, answer: Any, count: int) -> Tensor:
             "the network's outputs hold nothing that goes image by image and fits the original's; distillation "
             "compares outputs."
         )
-    return torch.stack([_relative(a, b, count) for a, b in fitting]).mean(0)
+    return torch.stack([_relative(a, b) for a, b in fitting]).mean(0)
 
 
-def _relative(found: Tensor, wanted: Tensor, count: int) -> Tensor:
+def _relative(found: Tensor, wanted: Tensor) -> Tensor:
     """||f - f~||^2 / ||f||^2 of every image."""
-    if len(wanted) != count:
-        raise LeanconvError("a feature map does not go image by image; give features=0.")
     if found.shape != wanted.shape:
         raise LeanconvError(
             f"a layer responds with {tuple(found.shape)} where that of the original responds with "
@@ -149,13 +160,14 @@ def _relative(found: Tensor, wanted: Tensor, count: int) -> Tensor:
 
 
 @contextmanager
-def _watched(network: nn.Module, places: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Outputs of the modules at ``places``, as they are when the network is done: behind an activation in place."""
-    seen: dict[str, Tensor] = {}
+def _watched(network: nn.Module, places: Sequence[str]) -> Iterator[Maps]:
+    """Outputs of the modules at ``places``, one a call, as they are when the network is done: behind an activation in
+    place."""
+    seen: Maps = {place: [] for place in places}
 
     def hook(place: str) -> Any:
         def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            seen[place] = output
+            seen[place].append(output)
 
         return note
 
