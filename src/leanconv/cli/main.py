@@ -15,8 +15,10 @@ except ModuleNotFoundError:  # pragma: no cover - typer is a dependency; this is
 
 from leanconv.cli import output
 from leanconv.cli.accelerate import accelerate
+from leanconv.cli.bench import bench
 from leanconv.cli.demo import demo
 from leanconv.cli.evaluate import evaluate
+from leanconv.cli.export import export
 from leanconv.cli.finetune import finetune
 from leanconv.cli.inspect import inspect
 
@@ -28,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (accelerate, inspect, evaluate, finetune, demo):
+for command in (accelerate, inspect, evaluate, finetune, bench, export, demo):
     app.command()(command)
 
 

@@ -1,0 +1,51 @@
+"""What times depend on besides the network: the machine, its threads, and the versions of the libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def machine(device: torch.device, threads: int) -> dict[str, Any]:
+    """The machine as it is now, as plain data."""
+    found: dict[str, Any] = {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    for library in ("onnxruntime", "openvino"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[library] = importlib.metadata.version(library)
+    return found
+
+
+def cpu_name() -> str:
+    """As the maker calls it, where the system says so."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@contextlib.contextmanager
+def threads_set(count: int | None) -> Iterator[int]:
+    """Inside the block torch computes with ``count`` threads; afterwards with as many as before."""
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,150 @@
+"""``leanconv bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leanconv.cli import given
+from leanconv.cli.output import print_json
+from leanconv.errors import LeanconvError
+
+if TYPE_CHECKING:
+    from leanconv.cli.saved import Opened
+
+# Side of a detector's images where --size does not say; a detector resizes them itself.
+DETECTOR_SIZE = 320
+
+Other = Annotated[
+    str | None,
+    typer.Argument(
+        help="A second network, such as the accelerated one. For a saved folder alone, the original is built by name."
+    ),
+]
+Runtime = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="torch (default), torch-compile, torch-cudagraph, onnxruntime or openvino; may be given several times."
+    ),
+]
+Batches = Annotated[
+    list[int] | None, typer.Option("--batch", min=1, help="Images a call (1); may be given several times.")
+]
+
+
+def bench(
+    model: given.Model,
+    other: Other = None,
+    runtime: Runtime = None,
+    batch: Batches = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads, for every runtime. Default: torch's.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="torch: channels next to each other.")] = False,
+    seconds: Annotated[float, typer.Option(help="Time to measure, for each runtime and batch size.")] = 5.0,
+    layers: Annotated[bool, typer.Option("--layers", help="Also time every replaced layer, in torch.")] = False,
+    weights: given.Weights = None,
+    num_classes: given.Classes = None,
+    original: Annotated[
+        str | None, typer.Option("--model", help="file.py:callable of the original, for a folder made from one.")
+    ] = None,
+    size: given.Size = None,
+    channels: given.Channels = None,
+    device: given.Device = None,
+    as_json: given.Json = False,
+    quiet: given.Quiet = False,
+) -> None:
+    """Time a network, or the original and the accelerated one in turns, on this machine.
+
+    Weights are random unless --weights says otherwise; they do not matter for time, except a detector's.
+
+    Examples:
+
+    leanconv bench vgg16 vgg16-4x --runtime torch --runtime onnxruntime --threads 1
+
+    leanconv bench vgg16-4x --batch 1 --batch 32 --layers --json
+    """
+    from leanconv.bench.comparison import bench as measure
+    from leanconv.network.detector import kind_of
+
+    place = given.pick_device(device)
+    opened, notes = _networks(model, other, original, weights, num_classes)
+    own = [one for one in opened.values() if one.preset is not None or one.remembered is not None]
+    first = (own or list(opened.values()))[0]
+    prepare = first.preprocess(size=size, resize=None, channels=channels, mean=None, std=None)
+    prepare = prepare.numbers() or prepare
+    detectors = any(kind_of(one.model) is not None for one in opened.values())
+    side = size or (DETECTOR_SIZE if detectors else prepare.size)
+    found = measure(
+        {name: one.model for name, one in opened.items()},
+        shape=(prepare.channels, side, side),
+        runtimes=runtime or ["torch"],
+        batches=batch or [1],
+        device=place,
+        threads=threads,
+        dtype=dtype,
+        channels_last=channels_last,
+        seconds=seconds,
+        layers=layers,
+        notes=[*notes, *(_DETECTOR_NOTE if detectors and notes else [])],
+        progress=not quiet,
+    )
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print(found)
+
+
+_DETECTOR_NOTE = ["the time of a detector depends on what it finds: give --weights for times that count"]
+
+
+def _networks(
+    model: str, other: str | None, original: str | None, weights: str | None, classes: int | None
+) -> tuple[dict[str, Opened], list[str]]:
+    """The networks by what they are called, the original first, and what should be known about their weights."""
+    from leanconv.cli.saved import open_network
+
+    notes = []
+    specs = [model] if other is None else [model, other]
+    if other is None and given.is_saved(model):
+        accelerated = open_network(model, original, weights, classes, default_weights="none")
+        name, first = _original(model, original)
+        if original is None:
+            notes.append(f"{name} was built by name and has random weights")
+        return {name: first, model: accelerated}, notes
+    if original is not None and not any(given.is_saved(spec) for spec in specs):
+        raise LeanconvError(f"--model goes with a saved folder, and {' and '.join(specs)} are none.")
+    opened: dict[str, Opened] = {}
+    for number, spec in enumerate(specs):
+        saved, asked = given.is_saved(spec), weights if number == 0 else None
+        base = (original or _plain(spec, specs)) if saved else None
+        name = spec if spec not in opened else f"{spec} (again)"
+        opened[name] = open_network(spec, base, asked, classes, default_weights="none")
+        if not saved and asked in (None, "none") and not spec.partition(":")[0].endswith(".py"):
+            notes.append(f"{name} has random weights")
+    return opened, notes
+
+
+def _plain(folder: str, specs: list[str]) -> str | None:
+    """The network beside a folder that was made from the user's own code, which is then rebuilt from it."""
+    from leanconv.storage import read_description
+
+    if read_description(Path(folder))["source"]["library"] != "other":
+        return None
+    return next((spec for spec in specs if not given.is_saved(spec)), None)
+
+
+def _original(folder: str, by: str | None) -> tuple[str, Opened]:
+    """The network a folder was made from, with random weights, and its name."""
+    from leanconv.cli.saved import Opened
+    from leanconv.network.source import Source, build
+    from leanconv.storage import read_description
+
+    if by is not None:
+        return by, Opened(given.load_network(by, "none", None, default_weights="none").model)
+    source = Source.from_json(read_description(Path(folder))["source"])
+    name = source.name if source.library == "torchvision" else f"{source.library}:{source.name}"
+    return name, Opened(build(source))
