@@ -155,7 +155,7 @@ def markdown(data: dict[str, Any]) -> str:
         f"`python benchmarks/detector_zoo.py` on {data['machine']}: {sum(row['holds'] for row in data['rows'])} of "
         f"{len(data['rows'])} networks pass every check.",
         "",
-        "| network | sites | on several maps | speed-up (1.5x) | full rank: error | other size | in | saved | all hold |",
+        "| network | sites | on several maps | for 1.5x | full rank: error | other size | in | saved | all hold |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
