@@ -12,6 +12,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+matplotlib.rcParams["svg.hashsalt"] = "leanconv"  # the same plot, the same file
+
 Table = dict[str, Any]
 Rows = list[list[Any]]
 

@@ -27,6 +27,16 @@ def test_readme_python(tmp_path: Path) -> None:
     assert (tmp_path / "digits-4x" / "model.safetensors").exists()
 
 
+def test_the_example_for_detectors_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "detection.md").read_text(), re.DOTALL)
+    (tmp_path / "example.py").write_text(
+        f"{example}\nprint(sorted(found[0]), result.speedup >= 1.5, backbone.speedup >= 1.5)"
+    )
+    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['boxes', 'labels', 'scores'] True True"
+
+
 def test_readme_tables_are_the_committed_results() -> None:
     results = ROOT / "benchmarks" / "results"
     for name in ("vgg16_imagenet.md", "solver-cpu.md", "solver-cuda.md"):
