@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ def draw(table: Table, path: Path) -> None:
     """Beside the JSON at ``path``, as PNG and SVG."""
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     PLOTS[path.stem](table, axes)
-    axes.set_title(f"{table['subject']}\n{table['title'].partition(':')[0]}", fontsize=9)
+    title = textwrap.fill(table["title"].partition(":")[0], 80)
+    axes.set_title(f"{table['subject']}\n{title}", fontsize=9)
     axes.grid(alpha=0.25)
     figure.savefig(path.with_suffix(".png"), dpi=110)
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
