@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,22 +20,22 @@ from tests.test_engine import residual_network
 ROOT = Path(__file__).parents[1]
 
 HEAD = """
-import sys, torch, torch.distributed as dist
+import atexit, os, sys, torch, torch.distributed as dist
 sys.path.insert(0, {root!r})
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# They meet over a file: a port that was free a moment ago may be taken by another test.
+dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=world)
+atexit.register(dist.destroy_process_group)
 import leanconv
 from tests.conftest import plain_network, smooth_images
 from tests.test_engine import residual_network
-rank = dist.get_rank()
 """
 
 
 def together(text: str, processes: int = 2) -> list[tuple[int, str]]:
     """Exit code and stderr of every process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    meeting = Path(tempfile.mkdtemp()) / "meeting"
     started = []
     for rank in range(processes):
         environment = {
@@ -43,8 +43,7 @@ def together(text: str, processes: int = 2) -> list[tuple[int, str]]:
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MEETING": str(meeting),
         }
         command = [sys.executable, "-c", HEAD.format(root=str(ROOT)) + text]
         started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT))
@@ -85,7 +84,7 @@ def batches():
 leanconv.accelerate(plain_network(), batches(), 2.0, samples=4000, progress=False)
 """
     outcome = together(text)
-    assert [code for code, _ in outcome] == [1, 1]
+    assert [code for code, _ in outcome] == [1, 1], outcome
     assert "process 1 of the job failed" in outcome[0][1]
     assert "a broken cable" in outcome[0][1]
 
@@ -122,7 +121,7 @@ def test_processes_with_other_images_are_told(tmp_path: Path) -> None:
 leanconv.accelerate(plain_network(), list(smooth_images(40 + 8 * rank, 32).split(8)), 2.0, progress=False)
 """
     outcome = together(text)
-    assert [code for code, _ in outcome] == [1, 1]
+    assert [code for code, _ in outcome] == [1, 1], outcome
     assert all("process 1 was given other images than process 0 (48 against 40)" in said for _, said in outcome)
 
 
@@ -132,7 +131,7 @@ workdir = {str(tmp_path / "work")!r} if rank == 0 else None
 leanconv.accelerate(plain_network(), smooth_images(40, 32), 2.0, progress=False, workdir=workdir)
 """
     outcome = together(text)
-    assert [code for code, _ in outcome] == [1, 1]
+    assert [code for code, _ in outcome] == [1, 1], outcome
     assert all("process 1 was given other arguments than process 0" in said for _, said in outcome)
 
 
