@@ -378,10 +378,10 @@ def test_pictures_that_cannot_be_used(place: Path, capsys: pytest.CaptureFixture
     bad: list[str] = []
     (detections,), targets = detect_all([Detector("seer", Seer())], SceneSet(scenes), "cpu", bad=bad)
     assert (len(detections), len(targets), bad) == (150, 150, ["val.tar/150.png"])
-    assert "cannot use val.tar/150.png (UnidentifiedImageError" in capsys.readouterr().err
+    assert "cannot read val.tar/150.png (UnidentifiedImageError" in capsys.readouterr().err
     other = {"012_png": coloured(1, (0, 0, 5, 5)), "012_json": b'{"width": 9, "height": 24, "objects": []}'}
     scenes = find_scenes(write_scenes(place / "few" / "val.tar", 12, **other))
-    with pytest.raises(LeanconvError, match=r"1 of 13 images cannot be used \(val.tar/012.png\), more than 1 %"):
+    with pytest.raises(LeanconvError, match=r"1 of 13 images cannot be read \(val.tar/012.png\), more than 1 %"):
         detect(Seer(), SceneSet(scenes), "cpu")
     assert "is 30 x 24 pixels, but its annotation is for 9 x 24" in capsys.readouterr().err
 

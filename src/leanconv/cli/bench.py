@@ -48,9 +48,7 @@ def bench(
     layers: Annotated[bool, typer.Option("--layers", help="Also time every replaced layer, in torch.")] = False,
     weights: given.Weights = None,
     num_classes: given.Classes = None,
-    original: Annotated[
-        str | None, typer.Option("--model", help="file.py:callable of the original, for a folder made from one.")
-    ] = None,
+    original: given.Original = None,
     size: given.Size = None,
     channels: given.Channels = None,
     device: given.Device = None,

@@ -55,9 +55,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many images, spread over all.")] = None,
     weights: given.Weights = None,
     num_classes: given.Classes = None,
-    original: Annotated[
-        str | None, typer.Option("--model", help="file.py:callable of the original, for a folder made from one.")
-    ] = None,
+    original: given.Original = None,
     size: given.Size = None,
     resize: given.Resize = None,
     channels: given.Channels = None,

@@ -24,9 +24,7 @@ def export(
     opset: Annotated[int, typer.Option(help="Opset of an ONNX file, 17 or later.")] = 18,
     weights: given.Weights = None,
     num_classes: given.Classes = None,
-    original: Annotated[
-        str | None, typer.Option("--model", help="file.py:callable of the original, for a folder made from one.")
-    ] = None,
+    original: given.Original = None,
     size: given.Size = None,
     channels: given.Channels = None,
     device: Annotated[str | None, typer.Option(help="Device a pt2 or aot file is for. Default: cpu.")] = None,

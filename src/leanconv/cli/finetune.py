@@ -49,9 +49,7 @@ def finetune(
     distill: Distill = None,
     weights: given.Weights = None,
     num_classes: given.Classes = None,
-    original: Annotated[
-        str | None, typer.Option("--model", help="file.py:callable of the original, for a folder made from one.")
-    ] = None,
+    original: given.Original = None,
     validation: Validation = None,
     holdout: Annotated[float, typer.Option(help="Share of the images that is not trained on; 0: none.")] = 0.1,
     classes: Annotated[

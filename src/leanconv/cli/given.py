@@ -34,6 +34,9 @@ Weights = Annotated[
     str | None,
     typer.Option(help="Weights by torchvision's name (DEFAULT), a .safetensors or .pth file, or 'none' (random)."),
 ]
+Original = Annotated[
+    str | None, typer.Option("--model", help="file.py:callable of the original, for a folder made from one.")
+]
 Classes = Annotated[
     int | None, typer.Option("--num-classes", min=1, help="Outputs of the network, if not its usual ones.")
 ]

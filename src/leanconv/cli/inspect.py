@@ -20,9 +20,7 @@ def inspect(
     layers: Annotated[str, typer.Option(help="conv, or all to include Linear layers.")] = "conv",
     weights: given.Weights = None,
     num_classes: given.Classes = None,
-    original: Annotated[
-        str | None, typer.Option("--model", help="file.py:callable of the original, for a folder made from one.")
-    ] = None,
+    original: given.Original = None,
     size: given.Size = None,
     resize: given.Resize = None,
     channels: given.Channels = None,

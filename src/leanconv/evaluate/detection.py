@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from leanconv.errors import LeanconvError, listing, warn
+from leanconv.errors import LeanconvError, listing
 from leanconv.evaluate.classification import NAMELESS, as_taken
 from leanconv.evaluate.voc import Found, difficult_of, mean_ap, voc_ap
-from leanconv.images.batches import TOLERATED
+from leanconv.images.batches import leave_out
 from leanconv.images.scenes import SceneSet, Target
 from leanconv.network.detector import kind_of
 from leanconv.network.failure import model_failed
@@ -121,7 +121,8 @@ def detect_all(
     loader = DataLoader(_Tried(scene_set), batch, num_workers=workers, collate_fn=list, pin_memory=pin)
     with reporter(progress).stage("detecting", len(loader)) as stage, torch.no_grad():
         for items in loader:
-            _note([item for item in items if isinstance(item, _Unusable)], bad, len(scene_set))
+            unusable = [(item.name, item.reason) for item in items if isinstance(item, _Unusable)]
+            leave_out(unusable, bad, len(scene_set))
             pairs = [item for item in items if not isinstance(item, _Unusable)]
             images = [image.to(device) for image, _ in pairs]
             for kept, (detector, model) in zip(found, models, strict=True):
@@ -131,17 +132,6 @@ def detect_all(
     if not targets:
         raise LeanconvError("none of the images could be read; repair or replace them.")
     return found, targets
-
-
-def _note(unusable: list[_Unusable], bad: list[str], total: int) -> None:
-    for one in unusable:
-        bad.append(one.name)
-        warn(f"cannot use {one.name} ({one.reason}); it is left out.")
-        if len(bad) > TOLERATED * total:
-            raise LeanconvError(
-                f"{len(bad)} of {total} images cannot be used ({listing(bad, 3)}), more than 1 %; repair or remove "
-                "them."
-            )
 
 
 def _answer(detector: Detector, model: nn.Module, images: list[Tensor], classes: int) -> list[Found]:

@@ -77,7 +77,7 @@ def stream(
     decoded = _Decoded(pictures, preprocess)
     loader = DataLoader(decoded, batch, num_workers=workers, collate_fn=_collate, pin_memory=pin)
     for found in loader:
-        _note(pictures, found.errors, bad, out_of or len(pictures), warn)
+        leave_out([(pictures[index].name, why) for index, why in found.errors], bad, out_of or len(pictures), warn)
         if len(found.tensors) > 1:
             shapes = sorted({tuple(tensor.shape) for tensor in found.tensors})
             raise LeanconvError(
@@ -87,17 +87,13 @@ def stream(
             yield found.tensors[0], [pictures[index] for index in found.indices]
 
 
-def _note(
-    pictures: Sequence[Picture],
-    errors: list[tuple[int, str]],
-    bad: list[str],
-    total: int,
-    warn: Callable[[str], None],
+def leave_out(
+    pictures: Sequence[tuple[str, str]], bad: list[str], total: int, warn: Callable[[str], None] = warn
 ) -> None:
-    """Pass over pictures that cannot be read, or refuse them all."""
-    for index, error in errors:
-        bad.append(pictures[index].name)
-        warn(f"cannot read {pictures[index].name} ({error}); it is left out.")
+    """Name pictures that cannot be read, with the reason, and put them to the ``bad`` ones; too many are refused."""
+    for name, reason in pictures:
+        bad.append(name)
+        warn(f"cannot read {name} ({reason}); it is left out.")
         if len(bad) > TOLERATED * total:
             raise LeanconvError(
                 f"{len(bad)} of {total} images cannot be read ({listing(bad, 3)}), more than 1 %; repair or remove "
@@ -168,7 +164,8 @@ class WholePictures:
     def __iter__(self) -> Iterator[list[Tensor]]:
         decoded = _Decoded(self.pictures, whole_picture)
         for found in DataLoader(decoded, self.batch, num_workers=self.workers, collate_fn=_collate):
-            _note(self.pictures, found.errors, self.unreadable, len(self.pictures), warn)
+            bad = [(self.pictures[index].name, why) for index, why in found.errors]
+            leave_out(bad, self.unreadable, len(self.pictures))
             if found.tensors:
                 alike = found.tensors[0].dim() == 4
                 yield list(found.tensors[0]) if alike else found.tensors
