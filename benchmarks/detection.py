@@ -3,6 +3,7 @@
     python benchmarks/detection.py train --data VOC --weights vgg16_probe.safetensors --out detector.safetensors
     python benchmarks/detection.py train --data VOC --weights vgg16_probe.safetensors --speedup 4 --out fast.safetensors
     torchrun --nproc-per-node 2 benchmarks/detection.py train ...                 # each process its share of a batch
+    python benchmarks/detection.py train ... --held-out 640 --lr 2e-4             # settings are chosen by these
     python benchmarks/detection.py table --data VOC --weights vgg16_probe.safetensors --work WORK
     python benchmarks/detection.py table ... --seeds 0 --rows after tuned         # some cells; those known are kept
     python benchmarks/detection.py table ... --merge                              # only put together what is known
@@ -59,7 +60,8 @@ def markdown(table: Cell) -> str:
         "\n".join(
             [
                 f"`{table['script']} table` on {table['machine'] or UNKNOWN}: Faster R-CNN with VGG-16 on VOC 2012, "
-                f"pictures of {settings['size']} pixels, {training['epochs']} epochs, fine-tuning "
+                f"pictures of {settings['size']} pixels, {training['epochs']} epochs"
+                f"{', not distilled before' if settings['distil'] == 0 else ''}, fine-tuning "
                 f"{tuning['epochs']} epochs at a rate of {tuning['lr']:g}. mAP at IoU 0.5 in %, differences from the "
                 f"original of the same seed in points with their paired bootstrap interval; MACs of the backbone on a "
                 f"{settings['size']} x {settings['size']} picture; times in float32, {TOGETHER} pictures a call, both "
@@ -123,14 +125,19 @@ def train_one(options: argparse.Namespace) -> None:
     lead = not dist.is_initialized() or dist.get_rank() == 0
     seconds: dict[str, float] = {}
     with clocked(seconds, "read", device):
-        data = read(scenes_of(options.data, "train", options.limit), options.size, device)
-        held = read(scenes_of(options.data, "val", options.limit), options.size, device)
+        scenes = scenes_of(options.data, "train", options.limit)
+        judges = scenes.spread(options.held_out) if options.held_out else scenes_of(options.data, "val", options.limit)
+        kept = {id(scene) for scene in judges.scenes}
+        scenes = replace(scenes, scenes=tuple(scene for scene in scenes.scenes if id(scene) not in kept))
+        data, held = (read(these, options.size, device) for these in (scenes, judges))
     settings = training_of(options, options.seed)
     about = facts(settings, size=options.size, width=options.width, classes=data.classes)
     features, changes = original(options.weights).features, []
     if options.speedup > 1:
         with clocked(seconds, "accelerate", device):
-            result = accelerated(options.weights, options.calibration, options.speedup, device, options.limit)
+            result = accelerated(
+                options.weights, options.calibration, options.speedup, device, options.limit, distil=options.distil
+            )
         features, changes = result.model.features, within(result.changes, "features")
     torch.manual_seed(options.seed)
     detector = build(data.classes, features, size=options.size, width=options.width, frozen=options.frozen)
@@ -167,10 +174,11 @@ def make_table(options: argparse.Namespace) -> None:
         pictures=options.calibration,
         work=options.work,
         training=training,
-        tuning=replace(training, epochs=options.tune_epochs, lr=options.tune_lr or options.lr / 10),
+        tuning=replace(training, epochs=options.tune_epochs, lr=options.tune_lr or options.lr / 3),
         size=options.size,
         width=options.width,
         calibration=options.pictures,
+        distil=options.distil,
         limit=options.limit,
         device=options.device,
     )
@@ -195,9 +203,10 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--data", type=Path, required=True)
         command.add_argument("--weights", type=Path, required=True)
         command.add_argument("--calibration", type=Path, help="pictures for the classifier; calib.tar by the weights")
-        command.add_argument("--epochs", type=int, default=10)
+        command.add_argument("--epochs", type=int, default=8)
+        command.add_argument("--distil", type=int, help="epochs of it before training; leanconv's default, 0 for none")
         command.add_argument("--batch", type=int, default=16, help="pictures a step, of all processes together")
-        command.add_argument("--lr", type=float, default=0.01)
+        command.add_argument("--lr", type=float, default=1e-4)
         command.add_argument("--frozen", type=int, default=2, help="blocks of VGG-16 that are not trained")
         command.add_argument("--size", type=int, default=320, help="side of the canvases, pixels")
         command.add_argument("--width", type=int, default=1024, help="of fc6 and fc7")
@@ -206,6 +215,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     one.add_argument("--speedup", type=float, default=1.0, help="of the convolutions, before training")
     one.add_argument("--seed", type=int, default=0)
+    one.add_argument(
+        "--held-out", type=int, help="judge on this many training pictures, left out of training: to choose settings by"
+    )
     one.add_argument("--out", type=Path, default=Path("detector.safetensors"))
     one.set_defaults(run=train_one)
     several.add_argument("--speedups", type=float, nargs="+", default=[2.0, 3.0, 4.0, 5.0])
@@ -213,7 +225,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     several.add_argument("--rows", nargs="*", default=list(KINDS), choices=list(KINDS), help="what is measured now")
     several.add_argument("--pictures", type=int, default=500, help="training pictures a detector is accelerated on")
     several.add_argument("--tune-epochs", type=int, default=2)
-    several.add_argument("--tune-lr", type=float, help="a tenth of --lr")
+    several.add_argument("--tune-lr", type=float, help="a third of --lr")
     several.add_argument("--work", type=Path, default=Path("detection-work"))
     several.add_argument("--merge", action="store_true", help="measure nothing, show what is known")
     several.add_argument("--out", type=Path, default=Path(__file__).parent / "results")

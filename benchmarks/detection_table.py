@@ -34,6 +34,7 @@ import leanconv
 from leanconv import LeanconvError
 from leanconv.evaluate.voc import Matches, match, mean_over_classes, paired_loss, precisions
 from leanconv.images.scenes import Scenes, find_scenes
+from leanconv.storage import load_result
 
 Cell = dict[str, Any]
 BASELINE = "baseline"
@@ -78,6 +79,7 @@ class Bench:
     size: int
     width: int
     calibration: int
+    distil: int | None  # epochs the accelerated classifier is trained towards the original
     limit: int | None
     device: str
 
@@ -106,6 +108,7 @@ class Bench:
         own = {
             "tuning": tuning,
             "calibration": self.calibration,
+            "distil": self.distil,
             "weights": [self.weights.name, self.weights.stat().st_size if self.weights.exists() else None],
         }
         # As it reads in a file, where there are no tuples.
@@ -163,10 +166,7 @@ class Bench:
 
     def _made(self, kind: str, speedup: float, seed: int, base: Trained) -> tuple[nn.Module, leanconv.Accelerated]:
         if kind == "first":
-            result = self._once(
-                ("first", speedup),
-                lambda: accelerated(self.weights, self.pictures, speedup, self.device, self.limit),
-            )
+            result = self._once(("first", speedup), lambda: self._classifier(speedup))
             return self._new(result.model.features, seed), result
         result = self._once(
             ("after", speedup, seed),
@@ -179,6 +179,15 @@ class Bench:
                 train(result.model, self.train_data, replace(self.tuning, seed=seed), self.device)
             self._results.pop(("after", speedup, seed))  # it is no longer what it was
         return result.model, result
+
+    def _classifier(self, speedup: float) -> leanconv.Accelerated:
+        """Accelerated, or as it was kept: it is the same for every seed."""
+        folder = self.work / "models" / f"classifier-{speedup:g}x"
+        if folder.exists():
+            return load_result(folder, original(None))
+        result = accelerated(self.weights, self.pictures, speedup, self.device, self.limit, distil=self.distil)
+        result.save(folder)
+        return result
 
     def _once(self, key: Any, make: Callable[[], leanconv.Accelerated]) -> leanconv.Accelerated:
         if key not in self._results:
