@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test nightly check format clean help
+.PHONY: demo test nightly check docs browser format clean help
 
 help:
-	@echo "make demo    train, accelerate and time a small network, offline"
+	@echo "make demo    train, accelerate and time a small network, offline, and draw the page about it: demo.html"
 	@echo "make test    run the tests"
 	@echo "make nightly 2,000 random networks, about ten minutes"
-	@echo "make check   formatting, lint and types"
+	@echo "make check   formatting, lint, types and documentation"
+	@echo "make docs    the documentation as pages, in site/"
+	@echo "make browser Debian's Chromium, for the tests of the page (they are skipped without one)"
 	@echo "make format  rewrite files in the project's format"
 	@echo "make clean   remove .venv and caches"
 
@@ -21,7 +23,7 @@ $(READY): pyproject.toml
 	@touch $(READY)
 
 demo: $(READY)
-	$(BIN)/leanconv demo
+	$(BIN)/leanconv demo --report demo.html
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
@@ -29,14 +31,21 @@ test: $(READY)
 nightly: $(READY)
 	LEANCONV_CASES=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_properties.py --hypothesis-show-statistics
 
-check: $(READY)
+check: $(READY) docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The variable keeps the theme's advertisement of its successor out of the output.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+browser:
+	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
 
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache

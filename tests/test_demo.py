@@ -16,13 +16,17 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(demo, "SPEEDUPS", (4.0,))
     monkeypatch.setattr(demo, "METHODS", {name: demo.METHODS[name] for name in ("Jaderberg", "3d")})
     monkeypatch.setattr(demo, "SAMPLES", 1000)
-    found = demo.run_demo(out=tmp_path / "kept", epochs=2, quiet=True)
+    found = demo.run_demo(out=tmp_path / "kept", report=tmp_path / "demo.html", epochs=2, quiet=True)
     assert found.original > 0.8
     assert found.accuracies["3d"][4.0] > found.original - 0.1
     assert set(found.times) == {"original", "3d 4x"}
     text = str(found)
     assert "bit-equal" in text
     assert (tmp_path / "kept" / "model.safetensors").exists()
+    assert f"the page: {tmp_path / 'demo.html'}" in text
+    page = (tmp_path / "demo.html").read_text()
+    assert "Measured time" in page
+    assert "Accuracy, top-1" in page
     json.dumps(found.to_json())
 
 

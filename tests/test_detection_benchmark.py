@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import sys
@@ -274,44 +273,3 @@ def test_the_table_goes_on_where_it_stopped(folder: Path, monkeypatch: pytest.Mo
 def test_a_detector_without_its_description_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LeanconvError, match=r"needs a\.json beside it"):
         detection_training.load(tmp_path / "a.safetensors")
-
-
-# -- the example -------------------------------------------------------------------------------------------------------
-
-
-def example():
-    specification = importlib.util.spec_from_file_location("detect_example", ROOT / "examples" / "detect.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def test_the_example_draws_both_detectors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, out = folder / "detector.safetensors", folder / "drawn" / "both.png"
-    detection.main(["train", *given(folder, "--out", str(file))])
-    images = str(folder / "train-0.tar")
-    arguments = [str(folder / "val-0.tar"), "--model", str(file), "--images", images, "--limit", "4", "--device", "cpu"]
-    example().main([*arguments, "--speedup", "2", "--threshold", "0", "--out", str(out)])
-    said = capsys.readouterr().out
-    assert "backbone: 2.0" in said
-    with Image.open(out) as picture:
-        # Two pictures beside each other with a gap of 4, the six below each other.
-        assert picture.size == (2 * 64 + 4, 3 * (48 + 64) + 5 * 4)
-        assert np.asarray(picture).std() > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--model", "fasterrcnn_resnet51_fpn"], "did you mean fasterrcnn_resnet50_fpn"),
-        (["--model", "nowhere.safetensors"], r"needs nowhere\.json beside it"),
-        (["--model", "ssd300_vgg16", "--weights", "classes.json"], "do not fit ssd300_vgg16"),
-        (["--out", "both.txt"], "must end in .png or .jpg"),
-    ],
-)
-def test_the_example_says_what_is_wrong(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
-) -> None:
-    monkeypatch.chdir(folder)
-    with pytest.raises(SystemExit, match=sentence):
-        example().main(["val-0.tar", "--images", "train-0.tar", "--device", "cpu", *arguments])

@@ -53,8 +53,8 @@ def test_everything_known_comes_back(result: leanconv.Accelerated, folder: Path)
     assert again.changes == result.changes
 
 
-def test_only_two_plain_files(folder: Path) -> None:
-    assert sorted(path.name for path in folder.iterdir()) == ["leanconv.json", "model.safetensors"]
+def test_only_three_plain_files(folder: Path) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == ["leanconv.json", "model.safetensors", "spectra.json"]
     assert json.loads((folder / "leanconv.json").read_text())["version"] == 1
     assert [path.name for path in folder.parent.iterdir()] == ["saved"]
 

@@ -79,6 +79,15 @@ def accelerate(
 
     Raises:
         LeanconvError: for anything wrong with the arguments, in one sentence. It is a ValueError.
+
+    Examples:
+        >>> import leanconv, torch
+        >>> network, images = leanconv.models.character_cnn(), torch.rand(16, 1, 24, 24)
+        >>> result = leanconv.accelerate(network, images, speedup=2, samples=500, progress=False)
+        >>> 2 <= result.speedup < 2.04
+        True
+        >>> result.model(images).shape
+        torch.Size([16, 36])
     """
     options = Options.check(
         speedup=speedup,
@@ -160,6 +169,11 @@ def reachable(
     """The largest ``speedup`` that ``accelerate`` can be asked for, with every rank at 1; one image is enough.
 
     It says how much of the network can be made cheaper, not what is wise. Arguments as for ``accelerate``.
+
+    Examples:
+        >>> import leanconv, torch
+        >>> leanconv.reachable(leanconv.models.character_cnn(), torch.rand(1, 1, 24, 24)) > 4
+        True
     """
     options = Options.check(scheme=scheme, skip=skip, layers=layers, part=part)
     with _entered(model, options, device) as place:

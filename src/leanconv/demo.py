@@ -16,10 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from leanconv._accelerate import accelerate
+from leanconv.bench.comparison import bench
 from leanconv.errors import LeanconvError
 from leanconv.evaluate.classification import accuracy, logits_of
+from leanconv.evaluate.compare import compare
 from leanconv.methods import METHODS
 from leanconv.progress import reporter
+from leanconv.records import write_record
+from leanconv.report import check_report, write_report
 from leanconv.result import Accelerated
 from leanconv.storage import check_new, load
 from leanconv.table import table
@@ -140,19 +144,22 @@ class Demo:
         )
 
 
-def run_demo(*, out: Path | None = None, epochs: int = 6, quiet: bool = False) -> Demo:
-    """Train, accelerate in six ways at four speeds, time, save, load and check."""
+def run_demo(*, out: Path | None = None, report: Path | None = None, epochs: int = 6, quiet: bool = False) -> Demo:
+    """Train, accelerate in six ways at four speeds, time, save, load and check; ``report``: draw the page too."""
     if out is not None:
         check_new(out)
+    if report is not None:
+        check_report(report)
     progress = reporter(not quiet)
     pictures, labels = digits()
     test, test_labels = pictures[TRAINING:], labels[TRAINING:]
     with progress.stage("training", epochs * -(-TRAINING // BATCH)) as stage:
         model = train(pictures[:TRAINING], labels[:TRAINING], epochs=epochs, step=stage.advance)
 
-    def score(network: nn.Module) -> float:
-        return accuracy(logits_of(network, test.split(100), "cpu"), test_labels).top1
+    def answers(network: nn.Module) -> Tensor:
+        return logits_of(network, test.split(100), "cpu")
 
+    original = answers(model)
     accuracies: dict[str, dict[float, float]] = {}
     networks: dict[str, nn.Module] = {"original": model}
     results: dict[float, Accelerated] = {}
@@ -163,32 +170,43 @@ def run_demo(*, out: Path | None = None, epochs: int = 6, quiet: bool = False) -
                 result = accelerate(
                     model, pictures[:CALIBRATION], speedup, **arguments, samples=SAMPLES, progress=False
                 )
-                accuracies[name][speedup] = score(result.model)
+                accuracies[name][speedup] = accuracy(answers(result.model), test_labels).top1
                 if name == "3d":
                     networks[f"3d {speedup:g}x"] = result.model
                     results[speedup] = result
                 elif name == "+ rank selection":
                     networks[f"channel {speedup:g}x"] = result.model
                 stage.advance()
+    example = results[SAVED]
+    with tempfile.TemporaryDirectory() as scratch, progress.stage("saving and timing", 0):
+        folder = example.save(out or Path(scratch) / "digits-4x")
+        saved = [_checked(example, folder, "a temporary folder" if out is None else str(out), test[:BATCH])]
+        pair = {"original": model, f"3d {SAVED:g}x": example.model}
+        lost = compare(original, answers(example.model), test_labels, original="original", other=f"3d {SAVED:g}x")
+        about = {"data": "digits the network has not seen", "views": 1, "unreadable": []}
+        write_record(folder, "evaluation", {**lost.to_json(), **about})
+        clock = bench(pair, shape=(1, 32, 32), batches=[BATCH], seconds=0.5, layers=True, progress=False)
+        write_record(folder, "bench", clock.to_json())
+        if report is not None:
+            saved.append(f"the page: {write_report(folder, report)}")
+        times = milliseconds(networks, test[:BATCH])
     return Demo(
-        original=score(model),
+        original=accuracy(original, test_labels).top1,
         images=len(test),
         accuracies=accuracies,
-        times=milliseconds(networks, test[:BATCH]),
+        times=times,
         threads=torch.get_num_threads(),
-        saved=_save_and_check(results[SAVED], out, test[:BATCH]),
-        example=results[SAVED],
+        saved="\n".join(saved),
+        example=example,
     )
 
 
-def _save_and_check(result: Accelerated, out: Path | None, batch: Tensor) -> str:
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = result.save(out or Path(scratch) / "digits-4x")
-        again = load(folder, model=DigitsNet())
-        with torch.no_grad():
-            same = torch.equal(again(batch), result.model(batch))
-        size = sum(path.stat().st_size for path in folder.iterdir())
+def _checked(result: Accelerated, folder: Path, where: str, batch: Tensor) -> str:
+    """A sentence about ``folder``, if what it holds answers like the network in memory."""
+    again = load(folder, model=DigitsNet())
+    with torch.no_grad():
+        same = torch.equal(again(batch), result.model(batch))
     if not same:
         raise LeanconvError("the saved network answers differently from the one in memory; please report this.")
-    where = str(out) if out else "a temporary folder"
+    size = sum(path.stat().st_size for path in folder.iterdir())
     return f"saved the {SAVED:g}x network to {where} ({size / 1e6:.1f} MB), loaded it back: answers are bit-equal"

@@ -33,7 +33,7 @@ from leanconv.calibrate.walk import Inputs, Walk
 from leanconv.entrance import copied
 from leanconv.fit import Fit
 from leanconv.options import Options
-from leanconv.progress import Progress
+from leanconv.progress import Progress, Solved
 from leanconv.team import Team
 from leanconv.workdir import Workdir
 
@@ -187,7 +187,7 @@ class Engine:
         targets: Samples,
         solve: Solve,
         put: Callable[[str, Fit], None],
-        describe: Callable[[str], str],
+        describe: Callable[[str, float], Solved],
     ) -> dict[str, float]:
         """Every site, shallow to deep, its input that of the accelerated network as it stands; the error of each.
 
@@ -204,6 +204,8 @@ class Engine:
             stream = self._stream(probes, dense)
         steps = (len(probes) - len(done)) * (self.batches.steps + 1)
         with self.reporter.stage("solving", steps) as stage:
+            if done:
+                stage.label(f"{len(done)} of {len(probes)} layers are known from the workdir")
             for number, name in enumerate(stream.order, 1):
                 if name in done:
                     continue
@@ -225,7 +227,7 @@ class Engine:
                         give_back()
                 errors[name] = fit.error
                 stage.advance()
-                stage.label(f"{number}/{len(probes)} {describe(name)}")
+                stage.solved(describe(name, fit.error), number, len(probes))
         return errors
 
     def restored(self) -> dict[str, Fit]:

@@ -10,11 +10,22 @@ from typing import Any
 
 
 class LeanconvError(ValueError):
-    """Bad input. The message says what was given, what is allowed and what to do."""
+    """Bad input. The message says what was given, what is allowed and what to do.
+
+    Examples:
+        >>> import leanconv, torch
+        >>> leanconv.accelerate(leanconv.models.character_cnn(), torch.rand(2, 1, 24, 24), speedup=-4)
+        Traceback (most recent call last):
+        leanconv.errors.LeanconvError: speedup=-4 must be a number above 1, for example 4.0.
+    """
 
 
 def listing(names: Iterable[object], limit: int = 5) -> str:
-    """``a, b, c and 4 more``: long lists stay one sentence."""
+    """Long lists stay one sentence.
+
+    >>> listing("abcdefg", 3)
+    'a, b, c and 4 more'
+    """
     items = [str(name) for name in names]
     shown = ", ".join(items[:limit])
     return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"

@@ -118,6 +118,7 @@ class Job:
 
     def run(self, engine: Engine) -> Accelerated:
         plan, pairs, spectra = self._plan(engine)
+        kept = engine.team.share(spectra.kept(self._pairs(), self.survey) if engine.team.lead else None)
         macs = macs_after(spectra.candidates, plan, pairs)
         with engine.clock.stage("solving"):
             splits = self._splits(engine, plan, spectra)
@@ -172,6 +173,7 @@ class Job:
             options=self.options,
             source=identify(self.original),
             seconds=engine.clock.seconds,
+            spectra=kept,
         )
 
     def _plan(self, engine: Engine) -> tuple[Plan, Pairs, Spectra]:
@@ -188,11 +190,11 @@ class Job:
         dense = {name: self._dense_probe(site) for name, site in self.sites.items()}
         engine.look(list(dense.values()))
         targets = engine.targets(list(dense.values()))
-        with engine.clock.stage("statistics"):
+        with engine.clock.stage("statistics"), engine.reporter.stage("statistics", len(dense)) as stage:
             spectra = Spectra(dense, targets, self.options.form, engine.work)
             if engine.team.lead:
-                spectra.measure()
-        with engine.clock.stage("choosing ranks"):
+                spectra.measure(stage.advance)
+        with engine.clock.stage("choosing ranks"), engine.reporter.stage("choosing ranks", 0):
             if plan is None and engine.team.lead:
                 assert not isinstance(self.options.ranks, Mapping)
                 plan, pairs = select_merged(

@@ -12,6 +12,7 @@ from leanconv.network.reasons import by_reason
 from leanconv.network.replace import Change, Form
 from leanconv.network.source import Source
 from leanconv.options import Options
+from leanconv.ranks import KeptSpectra
 from leanconv.table import table
 
 
@@ -19,10 +20,15 @@ from leanconv.table import table
 class LayerReport:
     """One accelerated layer.
 
-    ``ranks`` is (d',) for channel, (d'',) for spatial, (d'', d') for 3d; "merged" is a layer that only took in the
-    1 x 1 factor of the one before it, with that one's d'. MACs are of one image. ``energy`` is the
-    share of response variance kept (of filter energy for the spatial scheme); ``error`` is
-    ||r(y) - r(y~)|| / ||r(y)|| at the sampled positions, with the inputs the layer was fitted to.
+    Attributes:
+        name: its path in the network.
+        scheme: what stands in its place; "merged" is a layer that only took in the 1 x 1 factor of the one before it,
+            with that one's d'.
+        ranks: (d',) for channel, (d'',) for spatial, (d'', d') for 3d.
+        macs_before: multiply-accumulates of one image in the original.
+        macs_after: and in the accelerated network.
+        energy: share of response variance kept (of filter energy for the spatial scheme).
+        error: ||r(y) - r(y~)|| / ||r(y)|| at the sampled positions, with the inputs the layer was fitted to.
     """
 
     name: str
@@ -36,7 +42,26 @@ class LayerReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerated:
-    """The accelerated network and what was done to get it."""
+    """The accelerated network and what was done to get it. Printed, it is a table.
+
+    Attributes:
+        model: the network, in eval mode, on the device and in the dtype of the one given; same inputs, same outputs.
+        layers: one report for each layer that was replaced.
+        skipped: every other layer that counts, and the reason.
+        macs_before: multiply-accumulates of one image, of every layer that counts.
+        macs_after: the same, of the accelerated network.
+        parameters_before: numbers in the original.
+        parameters_after: and in the accelerated network.
+        images: how many were given.
+        changes: what was put in each layer's place, to do it again when loading.
+        options: the arguments.
+        source: where the original comes from, to build it again.
+        preprocess: how the command line read the images.
+        seconds: what each stage of the run took.
+        training: what ``finetune`` did since.
+        command: what was typed, where the command line was used.
+        spectra: what ranks were chosen by; None for folders without.
+    """
 
     model: nn.Module
     layers: list[LayerReport]
@@ -52,6 +77,8 @@ class Accelerated:
     preprocess: dict[str, Any] | None = None  # how the command line read the images
     seconds: dict[str, float] = field(default_factory=dict)  # what each stage of the run took
     training: dict[str, Any] | None = None  # what finetune did since
+    command: list[str] | None = None  # as it was typed, where the command line was used
+    spectra: KeptSpectra | None = None  # what ranks were chosen by; None for folders saved before they were kept
 
     @property
     def speedup(self) -> float:
@@ -59,13 +86,13 @@ class Accelerated:
         return self.macs_before / self.macs_after
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``model.safetensors`` and ``leanconv.json`` into a new ``folder``; all or nothing."""
+        """Write ``model.safetensors``, ``spectra.json`` and ``leanconv.json`` into a new ``folder``; all or nothing."""
         from leanconv.storage import save
 
         return save(self, Path(folder))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the weights, as plain data."""
+        """Everything but weights and spectra, as plain data."""
         return {
             "speedup": self.speedup,
             "macs_before": self.macs_before,
@@ -80,6 +107,7 @@ class Accelerated:
             "preprocess": self.preprocess,
             "seconds": self.seconds,
             "training": self.training,
+            "command": self.command,
         }
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ from leanconv.errors import LeanconvError
 from leanconv.fit import Fit, fit_site, measure, split_factors
 from leanconv.network.replace import Change, Factors, replace
 from leanconv.network.sites import Site
+from leanconv.progress import Solved
 from leanconv.ranks import Choice, Plan
 from leanconv.reconstruction import reconstructed
 from leanconv.solve import SpatialFactors
@@ -55,7 +56,7 @@ class Solving:
                     with engine.clock.stage("solving"):
                         split, bias = reconstructed(engine, self.dense[name], self.splits[name])
                     probes[name] = Probe(probe.site, split.product(), bias, split)
-                    stage.label(f"{number}/{len(probes)} {self._describe(name)}")
+                    stage.solved(self._describe(name, None), number, len(probes))
                 stage.advance()
                 self._put(name, Fit(split_factors(probes[name]), 0.0))
         return self._measured(probes)
@@ -80,7 +81,7 @@ class Solving:
                     done[name] = engine.kept(number, name, fit)
                 self._put(name, done[name])
                 stage.advance()
-                stage.label(f"{number}/{len(self.probes)} {self._describe(name)}")
+                stage.solved(self._describe(name, done[name].error), number, len(self.probes))
         return {name: fit.error for name, fit in done.items()}
 
     def _measured(self, probes: dict[str, Probe]) -> dict[str, float]:
@@ -88,11 +89,13 @@ class Solving:
         if not probes:
             return {}
         seen = self.engine.responses(self.engine.accelerated, list(probes.values()), "measuring")
-        errors: dict[str, float] | None = None
+        errors: dict[str, float] = {}
         if self.engine.team.lead:
-            errors = {
-                name: measure(probe.site, self.targets.get(name), seen.get(name)) for name, probe in probes.items()
-            }
+            with self.engine.reporter.stage("errors", len(probes)) as stage:
+                for number, (name, probe) in enumerate(probes.items(), 1):
+                    errors[name] = measure(probe.site, self.targets.get(name), seen.get(name))
+                    stage.advance()
+                    stage.solved(self._describe(name, errors[name]), number, len(probes))
         return self.engine.team.share(errors)
 
     def _fit(self, name: str, target: Responses, given: Responses) -> Fit:
@@ -117,11 +120,10 @@ class Solving:
         if name in self.plan:
             replace(self.engine.accelerated, change_of(self.probes[name].site, self.plan[name]), fit.factors)
 
-    def _describe(self, name: str) -> str:
+    def _describe(self, name: str, error: float | None) -> Solved:
         if name not in self.plan:
-            return f"{name} whole"
-        choice = self.plan[name]
-        return f"{name} {choice.scheme} rank {' x '.join(str(rank) for rank in choice.ranks)}"
+            return Solved(name, "whole", (), error)
+        return Solved(name, self.plan[name].scheme, self.plan[name].ranks, error)
 
 
 def change_of(site: Site, choice: Choice) -> Change:

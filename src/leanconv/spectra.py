@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from leanconv.calibrate.probe import Probe, Responses
@@ -9,6 +11,8 @@ from leanconv.calibrate.samples import Samples
 from leanconv.errors import LeanconvError
 from leanconv.fit import channel_spectrum
 from leanconv.network.geometry import Scheme
+from leanconv.network.sites import Survey
+from leanconv.ranks import KeptSpectra, Pairs
 from leanconv.ranks.candidates import Candidate, Energies
 from leanconv.solve import SpatialBasis, SpatialFactors, spatial_basis
 from leanconv.workdir import Workdir
@@ -27,7 +31,8 @@ class Spectra:
             for name, probe in dense.items()
         }
 
-    def measure(self) -> None:
+    def measure(self, step: Callable[[], None]) -> None:
+        """``step`` is called for every layer."""
         known = {} if self._work is None else self._work.spectra()
         before = sum(len(found) for found in known.values())
         for name, probe in self.dense.items():
@@ -47,8 +52,22 @@ class Spectra:
                 channel=Energies(found["channel"]) if self._scheme != "spatial" else None,
                 spatial=Energies(found["spatial"]) if spatial else None,
             )
+            step()
         if self._work is not None and sum(len(found) for found in known.values()) > before:
             self._work.keep_spectra(known)
+
+    def kept(self, pairs: Pairs, survey: Survey) -> KeptSpectra:
+        """For the result, once ``measure`` is done."""
+        counted: dict[str, int] = {}
+        for layer in survey.layers:
+            counted[layer.name] = counted.get(layer.name, 0) + layer.macs
+        return KeptSpectra(
+            scheme=self._scheme,
+            candidates=tuple(self.candidates.values()),
+            pairs=[pair for pair in pairs if set(pair) <= set(self.candidates)],
+            fixed=survey.macs - sum(one.cost.dense for one in self.candidates.values()),
+            counted=counted,
+        )
 
     def split(self, name: str, rank: int) -> SpatialFactors:
         return self._basis(name).split(rank)

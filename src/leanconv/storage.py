@@ -1,7 +1,8 @@
-"""A saved result: ``model.safetensors`` and ``leanconv.json``. Nothing is pickled and nothing named in a file is run.
+"""A saved result: ``model.safetensors``, ``spectra.json`` and ``leanconv.json``. Nothing is pickled and nothing named
+in a file is run.
 
 A folder appears whole or not at all: it is written beside its place and renamed into it. The JSON carries the
-checksum of the weights and of itself, so a damaged or edited folder is refused by name instead of loading wrong.
+checksum of the other files and of itself, so a damaged or edited folder is refused by name instead of loading wrong.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from leanconv.errors import LeanconvError, listing
 from leanconv.network.replace import Change, replace
 from leanconv.network.source import Source, build
 from leanconv.options import Options
+from leanconv.ranks import KeptSpectra
 from leanconv.result import Accelerated, LayerReport
 
 FORMAT = "leanconv"
 VERSION = 1
 DESCRIPTION = "leanconv.json"
 WEIGHTS = "model.safetensors"
+SPECTRA = "spectra.json"  # what ranks were chosen by
 # The end of the name of a folder that is being written.
 PART = ".leanconv-part"
 # Fields of a result that are plain data.
@@ -46,6 +49,8 @@ FACTS = (
     "preprocess",
     "seconds",
 )
+# Those that older folders lack.
+LATER = ("training", "command")
 
 
 def save(result: Accelerated, folder: Path) -> Path:
@@ -64,11 +69,14 @@ def save(result: Accelerated, folder: Path) -> Path:
             "made_with": {"leanconv": __version__, "torch": torch.__version__},
             **result.to_json(),
             "changes": [change.to_json() for change in result.changes],
-            "weights": {"file": WEIGHTS, "bytes": weights.stat().st_size, "sha256": _sha256(weights)},
+            "weights": _described(weights),
         }
+        if result.spectra is not None:
+            (part / SPECTRA).write_text(json.dumps(result.spectra.to_json()) + "\n")
+            data["spectra"] = _described(part / SPECTRA)
         data["sha256"] = _digest(data)
         (part / DESCRIPTION).write_text(json.dumps(data, indent=1) + "\n")
-        for path in (weights, part / DESCRIPTION):
+        for path in part.iterdir():
             _flush(path)
         os.rename(part, folder)
     except BaseException as error:
@@ -143,6 +151,14 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     """The accelerated network saved in ``folder``, in eval mode on the CPU, with the weights that were saved.
 
     ``model``: the original network, with any weights, where leanconv cannot build it by name. It is not modified.
+
+    Examples:
+        >>> import leanconv, torch
+        >>> network, images = leanconv.models.character_cnn(), torch.rand(16, 1, 24, 24)
+        >>> result = leanconv.accelerate(network, images, 2, solver="linear", samples=500, progress=False)
+        >>> folder = result.save("characters-2x")
+        >>> torch.equal(leanconv.load("characters-2x")(images), result.model(images))
+        True
     """
     return load_result(folder, model).model
 
@@ -159,7 +175,8 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
         changes = [Change.from_json(change) for change in data["changes"]]
         options = Options.from_json(data["options"])
         layers = [LayerReport(**{**layer, "ranks": tuple(layer["ranks"])}) for layer in data["layers"]]
-        facts = {key: data[key] for key in FACTS} | {"training": data.get("training")}
+        facts = {key: data[key] for key in FACTS} | {key: data.get(key) for key in LATER}
+        spectra = read_spectra(folder, data)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         if isinstance(error, LeanconvError):
             raise
@@ -178,6 +195,7 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
         changes=changes,
         options=options,
         source=source,
+        spectra=spectra,
     )
 
 
@@ -216,19 +234,41 @@ def read_description(folder: Path) -> dict[str, Any]:
     return data
 
 
+def read_spectra(folder: Path, data: dict[str, Any]) -> KeptSpectra | None:
+    """The checked content of ``spectra.json``; None where it was not saved or was removed since: the network does not
+    need it. ``data``: that of ``read_description``."""
+    path = folder / SPECTRA
+    if data.get("spectra") is None or not path.is_file():
+        return None
+    _check(path, data["spectra"])
+    try:
+        return KeptSpectra.from_json(json.loads(path.read_text()))
+    except (KeyError, TypeError, ValueError) as error:
+        raise LeanconvError(f"{str(path)!r} lacks or garbles {error}; save the network again.") from None
+
+
 def _weights(folder: Path, data: dict[str, Any]) -> dict[str, Tensor]:
     path = folder / WEIGHTS
     if not path.is_file():
         raise LeanconvError(f"{str(folder)!r} has no {WEIGHTS}; copy the whole folder or save the network again.")
+    _check(path, data["weights"])
+    return safetensors.torch.load_file(path)
+
+
+def _described(path: Path) -> dict[str, Any]:
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _check(path: Path, described: dict[str, Any]) -> None:
+    """Refuse a file that is not the one ``_described``."""
     size = path.stat().st_size
-    if size != data["weights"]["bytes"]:
+    if size != described["bytes"]:
         raise LeanconvError(
-            f"{str(path)!r} has {size} bytes, {data['weights']['bytes']} were saved; it is truncated or another file, "
+            f"{str(path)!r} has {size} bytes, {described['bytes']} were saved; it is truncated or another file, "
             "copy it again."
         )
-    if _sha256(path) != data["weights"]["sha256"]:
+    if _sha256(path) != described["sha256"]:
         raise LeanconvError(f"{str(path)!r} was changed after it was saved (checksum differs); copy it again.")
-    return safetensors.torch.load_file(path)
 
 
 def _fill(network: nn.Module, weights: dict[str, Tensor], folder: Path, source: Source) -> None:

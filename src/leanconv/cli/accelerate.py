@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from leanconv.cli import given
-from leanconv.cli.output import print_json
-from leanconv.errors import LeanconvError
+from leanconv.cli.output import print_json, quietly
+from leanconv.errors import LeanconvError, listing
 
 
 def accelerate(
@@ -54,8 +56,11 @@ def accelerate(
     batch: Annotated[int | None, typer.Option(min=1, help="Images a batch (32; detectors 8).")] = None,
     workers: given.Workers = None,
     device: given.Device = None,
+    report: Annotated[bool, typer.Option("--report", help="Also write a page about it, OUT/report.html.")] = False,
     as_json: given.Json = False,
-    quiet: given.Quiet = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the result and errors, no progress and no warnings.")
+    ] = False,
 ) -> None:
     """Accelerate a network and save it.
 
@@ -78,6 +83,7 @@ def accelerate(
     from leanconv.network.detector import kind_of
     from leanconv.network.source import confirmed
     from leanconv.options import Options
+    from leanconv.report import REPORT, check_report, write_report
     from leanconv.storage import check_new
 
     if skip and no_skip:
@@ -100,8 +106,10 @@ def accelerate(
     Options.check(**wanted)  # before minutes are spent on loading
     parse_memory(memory)
     check_new(out)
+    if report:
+        check_report(out / REPORT)
     pictures = spread(find_pictures(images), count)
-    with given.team(device) as (place, lead):
+    with quietly(quiet), given.team(device) as (place, lead):
         network = given.load_network(model, weights, num_classes, default_weights="DEFAULT")
         hands = given.pick_workers(workers)
         prepare: Preprocess | None = None
@@ -117,20 +125,36 @@ def accelerate(
             return
         source = confirmed(network.model, result.source, network.source)
         preprocess = None if prepare is None else prepare.to_json(network.preset)
-        result = replace(result, source=source, preprocess=preprocess)
+        result = replace(result, source=source, preprocess=preprocess, command=_command())
         result.save(out)
+        page = write_report(out) if report else None
     if as_json:
-        print_json({**result.to_json(), "folder": str(out), "unreadable": batches.unreadable})
+        print_json({**result.to_json(), "folder": str(out), "unreadable": batches.unreadable, **_at(page)})
     else:
         print(result)
+        if quiet and batches.unreadable:  # else there were warnings
+            print(f"left out, as they cannot be read: {listing(batches.unreadable)}")
         needed = ", model=..." if result.source.library == "other" else ""
         print(f"saved to {out}; use it: leanconv.load({str(out)!r}{needed})")
+        if page is not None:
+            print(f"report: {page}, open it in a browser")
 
 
 def _check_detector(asked: dict[str, Any]) -> None:
     for option, value in asked.items():
         if value is not None:
             raise LeanconvError(f"{option} does not go with a detector, which resizes and normalises images itself.")
+
+
+def _command() -> list[str]:
+    """What was typed, with the start of several processes where there were some."""
+    together = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    start = ["leanconv"] if together == "1" else ["torchrun", "--nproc-per-node", together, "-m", "leanconv"]
+    return [*start, *sys.argv[1:]]
+
+
+def _at(page: Path | None) -> dict[str, str]:
+    return {} if page is None else {"report": str(page)}
 
 
 def _ranks(text: str) -> Any:

@@ -9,6 +9,7 @@ import typer
 
 from leanconv.cli import given
 from leanconv.cli.output import print_json
+from leanconv.cli.record import Record, folder_to_record
 from leanconv.errors import LeanconvError
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def bench(
     size: given.Size = None,
     channels: given.Channels = None,
     device: given.Device = None,
+    record: Record = False,
     as_json: given.Json = False,
     quiet: given.Quiet = False,
 ) -> None:
@@ -64,10 +66,14 @@ def bench(
     leanconv bench vgg16 vgg16-4x --runtime torch --runtime onnxruntime --threads 1
 
     leanconv bench vgg16-4x --batch 1 --batch 32 --layers --json
+
+    leanconv bench vgg16 vgg16-4x --record
     """
     from leanconv.bench.comparison import bench as measure
     from leanconv.network.detector import kind_of
+    from leanconv.records import write_record
 
+    folder = folder_to_record([model] if other is None else [model, other]) if record else None
     place = given.pick_device(device)
     opened, notes = _networks(model, other, original, weights, num_classes)
     own = [one for one in opened.values() if one.preset is not None or one.remembered is not None]
@@ -90,6 +96,8 @@ def bench(
         notes=[*notes, *(_DETECTOR_NOTE if detectors and notes else [])],
         progress=not quiet,
     )
+    if folder is not None:
+        write_record(folder, "bench", found.to_json())
     if as_json:
         print_json(found.to_json())
     else:

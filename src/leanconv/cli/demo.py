@@ -13,17 +13,20 @@ from leanconv.cli.output import print_json
 
 def demo(
     out: Annotated[Path | None, typer.Option(help="Keep the accelerated network in this new folder.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the page about it to this file, such as demo.html.")
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training digits.")] = 6,
     as_json: given.Json = False,
     quiet: given.Quiet = False,
 ) -> None:
     """Train a small network on scikit-learn's digits, accelerate it in six ways, and time it. Offline.
 
-    Example: leanconv demo --out digits-4x
+    Example: leanconv demo --out digits-4x --report digits-4x.html
     """
     from leanconv.demo import run_demo
 
-    found = run_demo(out=out, epochs=epochs, quiet=quiet)
+    found = run_demo(out=out, report=report, epochs=epochs, quiet=quiet)
     if as_json:
         print_json(found.to_json())
     else:

@@ -9,6 +9,7 @@ import typer
 
 from leanconv.cli import given
 from leanconv.cli.output import print_json
+from leanconv.cli.record import Record, folder_to_record
 from leanconv.errors import LeanconvError
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def evaluate(
     batch: Annotated[int | None, typer.Option(min=1, help="Images a batch (32; detectors 8).")] = None,
     workers: given.Workers = None,
     device: given.Device = None,
+    record: Record = False,
     as_json: given.Json = False,
     quiet: given.Quiet = False,
 ) -> None:
@@ -76,9 +78,11 @@ def evaluate(
 
     leanconv evaluate vgg16 --data imagenet/val
 
-    leanconv evaluate vgg16 vgg16-4x --data 'shards/val-{000..063}.tar' --views 10
+    leanconv evaluate vgg16 vgg16-4x --data 'val-{000..003}.tar' --views 10
 
     leanconv evaluate vgg16-4x --data ILSVRC2012_img_val --labels val.txt --json
+
+    leanconv evaluate vgg16 vgg16-4x --data imagenet/val --record
 
     leanconv evaluate fasterrcnn_resnet50_fpn --data VOCdevkit/VOC2012
     """
@@ -90,10 +94,16 @@ def evaluate(
     from leanconv.images import TenViews, find_pictures, held_out, stream
     from leanconv.images.batches import spread
     from leanconv.progress import reporter
+    from leanconv.records import write_record
 
     if views not in (1, 10):
         raise LeanconvError(f"--views {views} is not known; use 1 or 10.")
     specs = [model] if other is None else [model, other]
+    folder: Path | None = None
+    if record:
+        if other is None:
+            raise LeanconvError(f"--record keeps what was lost; give the original network too, before {model!r}.")
+        folder = folder_to_record(specs)
     networks = [
         _open(spec, specs, original, weights if number == 0 else None, num_classes) for number, spec in enumerate(specs)
     ]
@@ -112,6 +122,7 @@ def evaluate(
             batch=batch or 8,
             workers=given.pick_workers(workers),
             device=place,
+            record=folder,
             as_json=as_json,
             quiet=quiet,
         )
@@ -142,8 +153,11 @@ def evaluate(
     about = {"data": source, "views": views, "unreadable": bad}
     if other is not None:
         comparison = compare(logits[0], logits[1], truth, original=model, other=other)
+        result = {**comparison.to_json(), **about}
+        if folder is not None:
+            write_record(folder, "evaluation", result)
         if as_json:
-            print_json({**comparison.to_json(), **about})
+            print_json(result)
         else:
             print(comparison)
         return

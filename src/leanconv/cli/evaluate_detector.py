@@ -48,6 +48,7 @@ class Asked:
     batch: int
     workers: int
     device: torch.device
+    record: Path | None
     as_json: bool
     quiet: bool
 
@@ -57,6 +58,7 @@ def evaluate_detectors(specs: Sequence[str], networks: Sequence[Opened], asked: 
     from leanconv.evaluate.voc import no_objects
     from leanconv.images.find import HELD_OUT
     from leanconv.images.scenes import SceneSet, find_scenes, splits
+    from leanconv.records import write_record
 
     if asked.metric not in METRICS:
         raise unknown_name(asked.metric, METRICS, what="metric", where="--metric")
@@ -96,8 +98,11 @@ def evaluate_detectors(specs: Sequence[str], networks: Sequence[Opened], asked: 
     measured = [
         _measured(spec, one, targets, scenes.classes, asked.metric) for spec, one in zip(specs, found, strict=True)
     ]
+    result = {**_as_json(measured, scenes.classes, asked.metric), **about}
+    if asked.record is not None:
+        write_record(asked.record, "evaluation", result)
     if asked.as_json:
-        print_json({**_as_json(measured, scenes.classes, asked.metric), **about})
+        print_json(result)
     else:
         print(_as_text(measured, scenes.classes, asked.metric))
 

@@ -102,7 +102,7 @@ def finetune(
 
     Examples:
 
-    leanconv finetune vgg16-4x --data imagenet --out vgg16-4x-tuned --workdir work
+    leanconv finetune vgg16-4x --data imagenet --out vgg16-4x-tuned --workdir tuning
 
     leanconv finetune vgg16-4x --data photos/ --distill vgg16 --out vgg16-4x-tuned
 

@@ -16,11 +16,14 @@ except ModuleNotFoundError:  # pragma: no cover - typer is a dependency; this is
 from leanconv.cli import output
 from leanconv.cli.accelerate import accelerate
 from leanconv.cli.bench import bench
+from leanconv.cli.compare import compare
 from leanconv.cli.demo import demo
+from leanconv.cli.doctor import doctor
 from leanconv.cli.evaluate import evaluate
 from leanconv.cli.export import export
 from leanconv.cli.finetune import finetune
 from leanconv.cli.inspect import inspect
+from leanconv.cli.report import report
 
 app = typer.Typer(
     name="leanconv",
@@ -30,8 +33,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (accelerate, inspect, evaluate, finetune, bench, export, demo):
+for command in (accelerate, inspect, evaluate, finetune, bench, export, report, compare, doctor, demo):
     app.command()(command)
+
+
+INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 
 
 def _version(asked: bool) -> None:
@@ -55,6 +61,8 @@ def run() -> None:
         with output.only_json("--json" in sys.argv):
             code = app(standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # the parser's word for Ctrl-C
+            _stopped()
     except LeanconvError as error:
         _say(str(error))
         sys.exit(2)
@@ -83,7 +91,7 @@ def run() -> None:
 
 def _stopped() -> None:
     print("leanconv: stopped", file=sys.stderr)
-    sys.exit(130)
+    sys.exit(INTERRUPTED)
 
 
 def _say(sentence: str) -> None:

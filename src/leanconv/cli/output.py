@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,11 @@ def only_json(on: bool) -> Iterator[None]:
 
 
 _stdout = sys.stdout
+
+
+def quietly(on: bool) -> contextlib.AbstractContextManager[object]:
+    """With ``on``, nothing is written to stderr, neither warnings nor the progress of a download; errors are raised."""
+    return contextlib.redirect_stderr(io.StringIO()) if on else contextlib.nullcontext()
 
 
 def print_json(data: Any) -> None:

@@ -116,9 +116,12 @@ def fast_rcnn_vgg16(
             its end. Default: VGG-16's with random weights.
         frozen: blocks, each up to and with a pooling, that are not trained. Default: 2, as in the paper, of features
             that were given; 0 of random ones.
-        width, dropout: of fc6 and fc7.
-        min_size, max_size: pictures are scaled to a shorter side of min_size, a longer one of max_size at most.
-        box_...: as in torchvision's FasterRCNN, with the paper's numbers.
+        width: of fc6 and fc7.
+        dropout: of the same.
+        min_size: pictures are scaled to this shorter side,
+        max_size: and to this longer one at most.
+
+    What begins with ``box_`` is as in torchvision's FasterRCNN, with the paper's numbers.
 
     Regions are pooled to 7 x 7 with bilinear sampling (RoIAlign) and not, as in 2015, with the maximum over cells
     rounded to the grid of 16 pixels: rounding costs most where pictures are small.

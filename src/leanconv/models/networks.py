@@ -85,24 +85,35 @@ def _convolution(inputs: int, filters: int, kernel: int, *, stride: int = 1, pad
 
 
 def spp10(num_classes: int = 1000) -> nn.Module:
+    """The paper's SPP-10: seven convolutions, a spatial pyramid, three Linear layers."""
     return SPP10(whole("num_classes", num_classes, 1))
 
 
 def alexnet(num_classes: int = 1000) -> nn.Module:
+    """torchvision's AlexNet with random weights."""
     network: nn.Module = torchvision.models.alexnet(weights=None, num_classes=whole("num_classes", num_classes, 1))
     return network
 
 
 def vgg16(num_classes: int = 1000) -> nn.Module:
+    """torchvision's VGG-16 with random weights."""
     network: nn.Module = torchvision.models.vgg16(weights=None, num_classes=whole("num_classes", num_classes, 1))
     return network
 
 
 def vgg16_cifar(num_classes: int = 10) -> nn.Module:
+    """VGG-16 with batch norm for 32 x 32 colour pictures."""
     return VGG16Cifar(whole("num_classes", num_classes, 1))
 
 
 def character_cnn(num_classes: int = 36) -> nn.Module:
+    """Four convolutions that read one character from a 24 x 24 grey picture.
+
+    Examples:
+        >>> import leanconv, torch
+        >>> leanconv.models.character_cnn()(torch.rand(2, 1, 24, 24)).shape
+        torch.Size([2, 36])
+    """
     return CharacterCNN(whole("num_classes", num_classes, 1))
 
 

@@ -2,12 +2,14 @@
 
 from leanconv.ranks.by_hand import by_hand
 from leanconv.ranks.candidates import Candidate, Choice, Plan
+from leanconv.ranks.kept import KeptSpectra
 from leanconv.ranks.merged import Pairs, active, macs_after, reachable, select_merged
 from leanconv.ranks.select import select
 
 __all__ = [
     "Candidate",
     "Choice",
+    "KeptSpectra",
     "Pairs",
     "Plan",
     "active",

@@ -12,6 +12,7 @@ from leanconv.ranks.candidates import Candidate, Choice, Energies, Plan
 from leanconv.ranks.exact import Options, best_in_window
 from leanconv.ranks.ladders import Ladder, Ranks, fill, greedy, total, uniform
 from leanconv.ranks.lagrange import best_under
+from leanconv.ranks.portable import log
 
 # speedup <= achieved < WINDOW * speedup
 WINDOW = 1.02
@@ -247,7 +248,7 @@ def _options(candidate: Candidate, scheme: Scheme) -> list[Option]:
             kept = candidate.energy(choice)
             if choice.scheme == "3d" and candidate.spatial:
                 kept *= candidate.spatial.kept[choice.ranks[0]]
-            options.append((choice, macs, math.log(max(kept, 1e-300))))
+            options.append((choice, macs, log(max(kept, 1e-300))))
     return options
 
 

@@ -88,11 +88,13 @@ def finetune(
         validation: images to judge by, as ``data``; default: a share ``holdout`` of ``data``, which is not trained on.
         augment: a batch of images in, as many out, changed; called for every batch that is trained on, and what it
             draws is fixed by ``seed`` (``leanconv.train.augment`` has some).
-        epochs, batch: ``batch`` images a step, of each process. Default 5 and 128; with ``original`` 30 and 50.
-        lr, optimizer, weight_decay: default 1e-5 and "sgd" (momentum 0.9), as the paper has it: a larger rate forgets
-            what the network knows. With ``original`` 3e-4 and "adam".
-        schedule, warmup: "constant", or "cosine" to zero, after ``warmup`` steps of a rising rate. Default "constant"
-            and 0; with ``original`` "cosine" and 20.
+        epochs: default 5; with ``original`` 30.
+        batch: images a step, of each process. Default 128; with ``original`` 50.
+        lr: default 1e-5, as the paper has it: a larger rate forgets what the network knows. With ``original`` 3e-4.
+        optimizer: default "sgd" (momentum 0.9); with ``original`` "adam".
+        weight_decay: that of the optimizer.
+        schedule: "constant", or "cosine" to zero. Default "constant"; with ``original`` "cosine".
+        warmup: steps of a rising rate before. Default 0; with ``original`` 20.
         ema: an average of the weights with this decay is what is judged and kept; 0 is off. Default 0; with
             ``original`` 0.99.
         clip: largest norm of a gradient; 0 is off.
@@ -100,10 +102,12 @@ def finetune(
         features: with ``original``: of how many replaced layers the responses are matched; default all.
         outputs: with ``original``: weight of the outputs' divergence beside them; default 0, or 1 where there are no
             responses to match.
-        check_every, patience: judge every so many steps (0: once an epoch); stop after so many checks without a better
-            one (0: never).
-        workdir, checkpoint_every: a folder for the state of the run, every so many steps. A run that was killed goes on
-            from there when it is called again with the same arguments, and ends in the same weights.
+        holdout: share of ``data`` that is not trained on; 0: none, and the last weights are kept.
+        check_every: judge every so many steps (0: once an epoch).
+        patience: stop after so many checks without a better one (0: never).
+        checkpoint_every: write the state into ``workdir`` every so many steps.
+        workdir: a folder for the state of the run. A run that was killed goes on from there when it is called again
+            with the same arguments, and ends in the same weights.
         seed: of the split, the order of the images and all that is drawn.
 
     Under an initialised ``torch.distributed`` process group every process makes the same call and trains on its share.
@@ -111,6 +115,14 @@ def finetune(
 
     Raises:
         LeanconvError: for anything wrong with the arguments or the data, in one sentence.
+
+    Examples:
+        >>> import leanconv, torch
+        >>> network, images = leanconv.models.character_cnn(), torch.rand(20, 1, 24, 24)
+        >>> result = leanconv.accelerate(network, images, 2, solver="linear", samples=500, progress=False)
+        >>> tuned = leanconv.finetune(result, images, network, epochs=1, batch=10, progress=False)
+        >>> tuned.model(images).shape
+        torch.Size([20, 36])
     """
     model = network.model if isinstance(network, Accelerated) else network
     check_model(model)

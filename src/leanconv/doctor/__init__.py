@@ -1,0 +1,5 @@
+"""What leanconv finds on this machine, what is missing, and what for."""
+
+from leanconv.doctor.examination import Examination, examine
+
+__all__ = ["Examination", "examine"]

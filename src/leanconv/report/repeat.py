@@ -1,0 +1,65 @@
+"""How a run is repeated: the command as it was typed, or the call in Python that its options amount to."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from typing import Any
+
+from leanconv.options import Options
+
+# What a command shows in place of a network that leanconv cannot name.
+UNKNOWN = "MODEL"
+
+
+def repeat(data: dict[str, Any]) -> str:
+    """``data``: the content of leanconv.json."""
+    if data.get("command") is not None:
+        return shlex.join(data["command"])
+    usual = Options.check().to_json()
+    given = {key: value for key, value in data["options"].items() if value is not None}
+    told = [f"{key}={value!r}" for key, value in given.items() if key in ("speedup", "scheme") or value != usual[key]]
+    return f"leanconv.accelerate(model, images, {', '.join(told)})"
+
+
+def original_of(data: dict[str, Any]) -> str:
+    """The network before, as the command line calls it."""
+    command = data.get("command") or []
+    if "accelerate" in command:
+        after = command[command.index("accelerate") + 1 :]
+        if after and not after[0].startswith("-"):
+            return str(after[0])
+    source = data["source"]
+    if source["library"] == "other":
+        return UNKNOWN
+    name: str = source["name"]
+    return name if source["library"] == "torchvision" else f"{source['library']}:{name}"
+
+
+def weights_of(data: dict[str, Any]) -> str | None:
+    """The --weights of the original, where it was given some."""
+    for word, following in itertools.pairwise([*(data.get("command") or []), ""]):
+        if word == "--weights":
+            return str(following)
+        if word.startswith("--weights="):
+            return str(word.removeprefix("--weights="))
+    return None
+
+
+def at_another_speedup(data: dict[str, Any]) -> str:
+    """The same with ``{speedup}`` for the target, and another folder to write where one is named; by energy."""
+    mark = "{speedup}"
+    if data.get("command") is None:
+        options = {**data["options"], "speedup": None, "ranks": "energy"}
+        plain = repeat({**data, "options": options})
+        return plain.replace("(model, images, ", f"(model, images, speedup={mark}, ", 1)
+    words: list[str] = []
+    rest = iter(data["command"])
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name in ("--speedup", "--ranks", "--out"):
+            value = value if equals else next(rest, "")
+            words += [name, f"{shlex.quote(value)}-{mark}x"] if name == "--out" else []
+        else:
+            words.append(shlex.quote(word))
+    return " ".join([*words, "--speedup", mark])

@@ -1,0 +1,363 @@
+"""The report in a real browser: charts, slider, light and dark, a phone, keyboard, and what axe-core finds."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import leanconv
+from leanconv import LeanconvError
+from leanconv.demo import DigitsNet
+from leanconv.network.geometry import Cost, Geometry, Scheme
+from leanconv.ranks import Candidate, KeptSpectra
+from leanconv.ranks.candidates import Energies
+from leanconv.report import write_report
+from leanconv.report.page import page as page_of
+from tests.conftest import plain_network, smooth_images
+from tests.test_report import NASTY, many_layers, record_all
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium was found on this machine")
+
+QUICK: dict[str, Any] = {"solver": "linear", "asymmetric": False, "samples": 400, "progress": False}
+
+
+class Bottlenecks(nn.Module):
+    """Residual blocks of 1 x 1, 3 x 3, 1 x 1: forms and ranks are found by the search over a price."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(32, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 1)
+            )
+            for _ in range(3)
+        )
+
+    def forward(self, x):
+        x = torch.relu(self.stem(x))
+        for block in self.blocks:
+            x = torch.relu(x + block(x))
+        return x.mean((2, 3))
+
+
+class Linked(nn.Module):
+    """Narrow ends with nothing behind them, whose factor the next layer can take in, as in MobileNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 24, 3, padding=1)
+        self.ends = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(24, 20, 3, padding=1), nn.Conv2d(20, 24, 1), nn.ReLU()) for _ in range(2)
+        )
+
+    def forward(self, x):
+        x = torch.relu(self.stem(x))
+        for end in self.ends:
+            x = end(x)
+        return x.mean((2, 3))
+
+
+def vgg() -> nn.Module:
+    return plain_network((32, 64, 96, 96, 128))
+
+
+NETWORKS = {
+    "digits 3d": (DigitsNet, (4, 32, 1), {"scheme": "3d"}),
+    "digits channel": (DigitsNet, (4, 32, 1), {"scheme": "channel"}),
+    "residual 3d": (Bottlenecks, (8, 16, 3), {"scheme": "3d", "speedup": 1.5}),
+    "residual channel": (Bottlenecks, (8, 16, 3), {"scheme": "channel", "speedup": 1.3}),
+    "linked 3d": (Linked, (8, 16, 3), {"scheme": "3d"}),
+    "vgg spatial": (vgg, (4, 16, 3), {"scheme": "spatial"}),
+    "by hand": (plain_network, (8, 16, 3), {"scheme": "channel", "ranks": {"3": 5, "7": 6}}),
+    # So few filters that ranks are coarse: the exact search takes over.
+    "coarse 3d": (lambda: plain_network((6, 7, 8)), (8, 16, 3), {"scheme": "3d", "speedup": 1.7}),
+}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as found:
+        browser = found.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def result() -> leanconv.Accelerated:
+    return leanconv.accelerate(plain_network(), smooth_images(), 2.0, samples=500, progress=False)
+
+
+class Opened:
+    """A page from file://, drawn, that must not complain; without ``charts`` in a browser that cannot unpack them."""
+
+    def __init__(self, chromium: Any, path: Path, *, width: int = 1200, charts: bool = True):
+        self.page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme="light")
+        self.said: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.said.extend([request.url] * (request.url[:5] == "http:")))
+        if not charts:
+            self.page.add_init_script("delete window.DecompressionStream")
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("body[data-drawn]" if charts else ".chart .broken", timeout=20_000)
+
+    def __enter__(self) -> Any:
+        return self.page
+
+    def __exit__(self, *error: Any) -> None:
+        self.page.close()
+        if error[0] is None:
+            assert self.said == []
+
+
+@pytest.fixture(scope="module")
+def opened(chromium: Any, result: leanconv.Accelerated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A report with everything in it, opened once."""
+    folder = result.save(tmp_path_factory.mktemp("report") / "saved")
+    record_all(folder, result)
+    with Opened(chromium, write_report(folder)) as page:
+        yield page
+
+
+@pytest.fixture
+def page(opened: Any) -> Any:
+    """As it was when it was opened."""
+    opened.set_viewport_size({"width": 1200, "height": 900})
+    opened.evaluate("delete document.documentElement.dataset.theme")
+    opened.emulate_media(media="screen", color_scheme="light")
+    return opened
+
+
+def test_every_mark_is_there(page: Any, result: leanconv.Accelerated) -> None:
+    layers, counted = len(result.layers), len(result.layers) + len(result.skipped)
+    assert result.spectra is not None
+    assert page.locator("#strip [role=option]").count() == counted
+    assert page.locator("#chart-error .bars .point").count() == layers
+    assert page.locator("#chart-ranks .bars .point").count() == 2 * layers  # d'' and d'
+    assert page.locator("#chart-ranks .scatter .point").count() == layers
+    assert page.locator("#chart-time .bars .point").count() == 2 * layers
+    for chart in ("#chart-channel", "#chart-spatial"):
+        assert page.locator(f"{chart} .scatter .js-line").count() == len(result.spectra.candidates)
+        assert page.locator(f"{chart} .scatter .point").count() == layers
+    widths = page.eval_on_selector_all("#strip rect", "(all) => all.map((one) => Number(one.getAttribute('width')))")
+    before, after = widths[::2], widths[1::2]
+    assert sum(before) / sum(after) == pytest.approx(result.speedup)
+    for layer, width in zip(result.layers, after[1:], strict=True):
+        assert width / sum(before) == pytest.approx(layer.macs_after / result.macs_before)
+
+
+def ranks_in(page: Any) -> dict[str, tuple[str, list[int]]]:
+    rows = page.eval_on_selector_all(
+        "#what-body tr", "(rows) => rows.map((row) => [row.dataset.layer, row.dataset.scheme, row.dataset.ranks])"
+    )
+    return {name: (scheme, [int(rank) for rank in ranks.split(",")]) for name, scheme, ranks in rows if scheme}
+
+
+def ask(page: Any, speedup: float) -> dict[str, tuple[str, list[int]]] | None:
+    page.fill("#what-number", repr(speedup))
+    page.wait_for_function(
+        "(asked) => document.getElementById('what-body').dataset.speedup === asked", arg=f"{speedup:g}"
+    )
+    return ranks_in(page) if page.locator("#what-body").is_visible() else None
+
+
+def chosen(kept: KeptSpectra, speedup: float) -> dict[str, tuple[str, list[int]]] | None:
+    try:
+        plan, _ = kept.select(speedup)
+    except LeanconvError:
+        return None
+    return {name: (choice.scheme, list(choice.ranks)) for name, choice in plan.items()}
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_the_slider_chooses_as_python_does(case: str, chromium: Any, tmp_path: Path) -> None:
+    make, (count, size, channels), arguments = NETWORKS[case]
+    torch.manual_seed(0)
+    network = make().eval()
+    result = leanconv.accelerate(
+        network, smooth_images(count, size, channels), **{"speedup": 2.0, **arguments}, **QUICK
+    )
+    kept = result.spectra
+    assert kept is not None
+    targets = [1.07, 1.35, 1.5, 1.75, 2.0, 2.4, 3.0, 4.0, 7.5]
+    targets += [math.floor(100 * kept.reachable) / 100, round(1.3 * kept.reachable, 2)]
+    wanted = [chosen(kept, speedup) for speedup in targets]
+    assert sum(plan is not None for plan in wanted) >= 5
+    if case.startswith("linked"):
+        assert any(pairs for _, pairs in (kept.select(speedup) for speedup in (1.5, 2.0)))
+    with Opened(chromium, write_report(result.save(tmp_path / "saved")), charts=False) as page:
+        if arguments.get("ranks", "energy") == "energy":  # it begins where the run ended
+            run = {layer.name: (layer.scheme, list(layer.ranks)) for layer in result.layers if layer.scheme != "merged"}
+            assert ranks_in(page) == run
+            assert page.locator("#what-body tr.changed").count() == 0
+        for speedup, plan in zip(targets, wanted, strict=True):
+            assert ask(page, speedup) == plan, speedup
+
+
+def twins(scheme: Scheme, kernels: list[int], width: int, values: list[float]) -> KeptSpectra:
+    """Layers that differ in nothing, or in the size of their filters only: choices tie all the time."""
+    made = []
+    for number, k in enumerate(kernels):
+        geometry = Geometry(
+            kind="conv2d", in_channels=width, out_channels=width, kernel=(k, k), padding=(k // 2, k // 2)
+        )
+        made.append(
+            Candidate(
+                name=str(number),
+                geometry=geometry,
+                cost=Cost.of(geometry, (28, 28), (28, 28)),
+                channel=Energies(values[: geometry.channel_limit]) if scheme != "spatial" else None,
+                spatial=Energies(values[: geometry.spatial_limit]) if k > 1 and scheme != "channel" else None,
+            )
+        )
+    return KeptSpectra(scheme=scheme, candidates=tuple(made), pairs=[], fixed=1000, counted={})
+
+
+def test_ties_fall_the_same_way(page: Any) -> None:
+    flat, falling = [1.0] * 400, [0.97**i for i in range(400)]
+    dead = [1.0] * 3 + [0.0] * 397
+    cases = [
+        twins(scheme, kernels, width, values)
+        for scheme in ("channel", "spatial", "3d")
+        for kernels in ([3, 3, 3, 3], [1, 1, 3, 1, 1])
+        for width in (7, 48)  # so few that the exact search is needed; so many that only a grid of ranks is looked at
+        for values in (flat, falling, dead)
+    ]
+    targets = [1.05, 1.13, 1.5, 2.0, 3.1, 6.0]
+    found = page.evaluate(
+        """([cases, targets]) => cases.map((kept) => {
+             const choose = chooser(kept);
+             return targets.map((speedup) => {
+               const found = choose.select(speedup);
+               return found.ok ? [...found.plan].map(([name, one]) => [name, one.scheme, one.ranks]) : null;
+             });
+           })""",
+        [[kept.to_json() for kept in cases], targets],
+    )
+    for kept, answers in zip(cases, found, strict=True):
+        for speedup, answer in zip(targets, answers, strict=True):
+            plan = None if answer is None else {name: (scheme, ranks) for name, scheme, ranks in answer}
+            assert plan == chosen(kept, speedup), (kept.scheme, speedup)
+
+
+def test_the_slider_itself(page: Any, result: leanconv.Accelerated) -> None:
+    assert result.spectra is not None
+    page.focus("#what-slider")
+    before = float(page.input_value("#what-number"))
+    for _ in range(10):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.getElementById('what-body').dataset.speedup === '2.5'")
+    assert before == 2.0
+    assert ranks_in(page) == chosen(result.spectra, 2.5)
+    assert "At 2.5x" in page.inner_text("#what-said")
+    assert "speedup=2.5" in page.inner_text("#what-command")
+    page.fill("#what-number", "900")
+    page.wait_for_function("document.getElementById('what-said').textContent.includes('cannot be reached')")
+    page.fill("#what-number", "0.5")
+    page.wait_for_function("document.getElementById('what-said').textContent.includes('above 1')")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(page: Any, scheme: str) -> None:
+    def brightness(page: Any) -> list[float]:
+        """Of the paper, of the ink, and of the numbers on a chart's axis."""
+        colours = page.evaluate(
+            """() => [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,
+                      getComputedStyle(document.querySelector('#chart-error .ytick text')).fill]"""
+        )
+        return [sum(int(part) for part in text[4:-1].split(",")[:3]) / 765 for text in colours]
+
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_function(f"document.getElementById('theme').ariaPressed === '{str(scheme == 'dark').lower()}'")
+    for expected in (scheme, "dark" if scheme == "light" else "light"):
+        paper, ink, axis = brightness(page)
+        assert (paper > 0.8 and ink < 0.3 and axis < 0.3) == (expected == "light")
+        assert (paper < 0.2 and ink > 0.7 and axis > 0.7) == (expected == "dark")
+        assert page.get_attribute("#theme", "aria-pressed") == str(expected == "dark").lower()
+        page.click("#theme")
+    # On paper it is light, whatever the screen is.
+    page.emulate_media(media="print", color_scheme="dark")
+    page.wait_for_function(
+        "getComputedStyle(document.querySelector('#chart-error .ytick text')).fill === 'rgb(0, 0, 0)'"
+    )
+    assert brightness(page) == [1, 0, 0]
+
+
+def test_a_phone(page: Any, chromium: Any, tmp_path: Path) -> None:
+    long = many_layers(40, 8)
+    layers = [replace(layer, name=f"{layer.name}.{'very.' * 12}{NASTY}") for layer in long.layers]
+    assert long.spectra is not None
+    candidates = tuple(replace(c, name=one.name) for c, one in zip(long.spectra.candidates, layers, strict=True))
+    path = tmp_path / "long.html"
+    path.write_text(page_of(replace(long, layers=layers, spectra=replace(long.spectra, candidates=candidates))))
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.wait_for_function("document.querySelector('#chart-time svg').getBoundingClientRect().right <= 390")
+    with Opened(chromium, path, width=390) as other:
+        for shown in (page, other):
+            assert shown.evaluate("document.documentElement.scrollWidth") == 390
+            widest = shown.eval_on_selector_all(
+                "section, .box, .chart svg", "(all) => Math.max(...all.map((one) => one.getBoundingClientRect().right))"
+            )
+            assert widest <= 390
+
+
+def test_the_keyboard_reaches_everything(page: Any, result: leanconv.Accelerated) -> None:
+    page.focus("#strip [role=option] >> nth=0")
+    assert page.inner_text("#readout").startswith("0: ")
+    page.keyboard.press("ArrowRight")
+    first = result.layers[0]
+    assert page.inner_text("#readout").startswith(f"{first.name}: ")
+    assert f"error {first.error:.3f}" in page.inner_text("#readout")
+    page.keyboard.press("End")
+    assert page.inner_text("#readout").startswith(f"{result.layers[-1].name}: ")
+    reached = set()
+    page.focus("#theme")
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
+    assert {"what-slider", "what-number", "SUMMARY", "g", "DIV"} <= reached  # DIV: boxes that scroll
+    # Every chart says in words what it shows.
+    labels = page.eval_on_selector_all(".chart", "(all) => all.map((one) => one.getAttribute('aria-label'))")
+    assert all("table" in label for label in labels)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(page: Any, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+    page.emulate_media(color_scheme=scheme)
+    page.eval_on_selector_all("details", "(all) => all.forEach((one) => { one.open = true; })")
+    found = axe.run(page).response["violations"]
+    serious = [one for one in found if one["impact"] in ("serious", "critical")]
+    assert serious == [], [(one["id"], [node["html"][:120] for node in one["nodes"]]) for one in serious]
+    assert page.evaluate("Boolean(window.axe)")  # it ran
+
+
+def test_names_run_nothing(chromium: Any, tmp_path: Path) -> None:
+    facts = many_layers(3, 16)
+    evil = [f"<img src=x onerror=alert(1)>{NASTY}", "</script><script>alert(2)</script>", "${alert(3)}"]
+    layers = [replace(layer, name=name) for layer, name in zip(facts.layers, evil, strict=True)]
+    assert facts.spectra is not None
+    candidates = tuple(replace(c, name=name) for c, name in zip(facts.spectra.candidates, evil, strict=True))
+    spectra = replace(facts.spectra, candidates=candidates)
+    path = tmp_path / "evil.html"
+    path.write_text(page_of(replace(facts, layers=layers, network=evil[0], folder=evil[1], spectra=spectra)))
+    with Opened(chromium, path) as page:
+        page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+        page.hover("#chart-error .bars .point >> nth=0", force=True)
+        page.wait_for_selector("#chart-error .hovertext")
+        assert page.locator("#chart-error .hovertext").text_content().startswith(evil[0])
+        page.hover("#strip rect >> nth=0")
+        assert page.locator("img").count() == 0
+        assert page.inner_text("#readout").startswith(evil[0])
+        assert page.locator("h1").inner_text().startswith(evil[0])
