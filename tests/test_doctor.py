@@ -29,7 +29,7 @@ def test_it_names_versions_devices_runtimes_and_room(found: Examination) -> None
     assert data["works"] is True
     assert data["versions"]["torch"] == {"found": torch.__version__, "problem": None}
     assert data["versions"]["python"]["found"].startswith(f"{sys.version_info[0]}.{sys.version_info[1]}")
-    assert f"torch uses {torch.get_num_threads()} threads" in data["devices"]["cpu"]["found"]
+    assert f"threads of torch: {torch.get_num_threads()}" in data["devices"]["cpu"]["found"]
     assert any(name.startswith("cuda") for name in data["devices"])
     assert data["runtimes"]["torch"]["found"].startswith("on ")
     assert "CPUExecutionProvider" in data["runtimes"]["onnxruntime"]["found"]
@@ -138,20 +138,22 @@ def test_a_driver_that_fails_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> No
     assert machine.runtimes()[0] == Line(name="torch", found="on cpu")
 
 
-def test_kernels_appear_when_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import leanconv
+def test_kernels_say_whether_they_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    from leanconv.kernels import availability
 
-    for name in ("fused.py", "winograd.py", "__init__.py"):
-        (tmp_path / "kernels").mkdir(exist_ok=True)
-        (tmp_path / "kernels" / name).write_text("")
-    monkeypatch.setattr(leanconv, "__path__", [str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "leanconv.kernels", raising=False)
-    assert machine.kernels() == Line(name="leanconv.kernels", found="fused, winograd")
-    sys.modules.pop("leanconv.kernels")
-    (tmp_path / "kernels" / "__init__.py").write_text("raise OSError('no GPU compiler')")
-    assert machine.kernels() == Line(name="leanconv.kernels", problem="OSError: no GPU compiler")
-    monkeypatch.setattr(leanconv, "__path__", [])
-    assert "none in this release" in str(machine.kernels())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "none is found here" in str(machine.kernels())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(availability, "missing", lambda device: "Triton is not installed; pip install triton.")
+    assert machine.kernels() == Line(name="leanconv.kernels", problem="Triton is not installed; pip install triton")
+    monkeypatch.setattr(availability, "missing", lambda device: None)
+    assert "kernels.json" in str(machine.kernels())
+
+    def broken() -> bool:
+        raise OSError("no driver")
+
+    monkeypatch.setattr(torch.cuda, "is_available", broken)
+    assert machine.kernels() == Line(name="leanconv.kernels", problem="OSError: no driver")
 
 
 def test_a_full_disk_and_a_cache_out_of_reach_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

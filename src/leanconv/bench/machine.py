@@ -17,7 +17,7 @@ def machine(device: torch.device, threads: int) -> dict[str, Any]:
     """The machine as it is now, as plain data."""
     found: dict[str, Any] = {
         "cpu": cpu_name(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "threads": threads,
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
@@ -28,6 +28,11 @@ def machine(device: torch.device, threads: int) -> dict[str, Any]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[library] = importlib.metadata.version(library)
     return found
+
+
+def cores() -> int:
+    """Those this process may use, which in a container or under taskset are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:

@@ -309,4 +309,6 @@ def team(asked: str | None) -> Iterator[tuple[torch.device, bool]]:
 
 
 def pick_workers(asked: int | None) -> int:
-    return min(8, os.cpu_count() or 1) if asked is None else asked
+    from leanconv.bench.machine import cores
+
+    return min(8, cores()) if asked is None else asked

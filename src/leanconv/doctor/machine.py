@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import pkgutil
 import platform
 import shutil
 import tempfile
@@ -28,10 +27,9 @@ def devices() -> list[Line]:
 def _cpu() -> str:
     import torch
 
-    from leanconv.bench.machine import cpu_name
+    from leanconv.bench.machine import cores, cpu_name
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cpu_name()}, {platform.machine()}, {cores} cores, torch uses {torch.get_num_threads()} threads"
+    return f"{cpu_name()}, {platform.machine()}; cores: {cores()}, threads of torch: {torch.get_num_threads()}"
 
 
 def _gpus() -> list[Line]:
@@ -100,15 +98,24 @@ _DETAILS = {"torch-compile": _compilers, "onnxruntime": _providers, "openvino": 
 
 
 def kernels() -> Line:
-    """leanconv's own kernels for GPUs, where this release has any."""
-    if importlib.util.find_spec("leanconv.kernels") is None:
-        return Line(name="leanconv.kernels", found="none in this release; networks run on torch's own")
-    return looked_at("leanconv.kernels", _kernels)
+    """leanconv's own kernels for GPUs, and whether they run here."""
+    found, problem = attempt(_kernels)
+    return found if found is not None else Line(name="leanconv.kernels", problem=problem)
 
 
-def _kernels() -> str:
-    package = importlib.import_module("leanconv.kernels")
-    return listing(sorted(module.name for module in pkgutil.iter_modules(package.__path__))) or "installed"
+def _kernels() -> Line:
+    import torch
+
+    from leanconv.kernels.availability import missing
+    from leanconv.kernels.tune import cache_file
+
+    if not torch.cuda.is_available():
+        found = "for NVIDIA GPUs, and none is found here; networks run on torch's own"
+        return Line(name="leanconv.kernels", found=found)
+    problem = missing(torch.device("cuda"))
+    if problem is not None:
+        return Line(name="leanconv.kernels", problem=problem.rstrip("."))
+    return Line(name="leanconv.kernels", found=f"on cuda; what was measured is kept in {cache_file()}")
 
 
 def room() -> list[Line]:
