@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from leanconv import LeanconvError
 from leanconv.cli.evaluate_detector import Asked, evaluate_detectors
 from leanconv.cli.output import only_json
 from leanconv.cli.saved import open_network
-from leanconv.compare import compare
+from leanconv.compare import Comparison, compare
 from leanconv.compare.charts import against_macs, against_time
 from leanconv.compare.page import page
 from leanconv.compare.text import as_text
@@ -196,8 +197,41 @@ def test_cost_and_errors_come_from_the_results(saved: Path, made: dict[str, lean
 
 
 def test_the_cheapest_is_last_and_each_is_there_once(saved: Path) -> None:
-    found = compare(["third", "half", "third"])
+    found = compare(["third", "half", "third", saved / "half", "./third", "half/../half"])
     assert [result.folder for result in found.results] == ["half", "third"]
+
+
+def test_errors_before_fine_tuning_are_said_to_be(saved: Path, made: dict[str, leanconv.Accelerated]) -> None:
+    training = {"history": {}, "settings": {"epochs": 3}, "distilled": True}
+    replace(made["half"], training=training).save("tuned")
+    assert "errors of the layers of tuned were measured before fine-tuning" in compare(["half", "tuned"]).remarks
+    assert "fine-tuning" not in as_text(compare(["half"]))
+
+
+def test_dearer_is_not_fewer(saved: Path) -> None:
+    (result,) = compare(["half"]).results
+    dearer = replace(result, macs_after=2 * result.macs_before)
+    assert " 2.00x dearer " in as_text(Comparison((dearer,), ()))
+
+
+def test_a_long_name_leaves_the_table_narrow(saved: Path) -> None:
+    (result,) = compare(["half"]).results
+    long = "/a/folder" * 30 + "/net.py:build"
+    text = as_text(Comparison((replace(result, source=long),), ()))
+    assert max(map(len, text.splitlines())) < 140
+    assert "/a/folder" in text
+    assert "net.py:build" in text  # both ends tell networks apart
+
+
+def test_what_is_missing_of_several_folders_is_one_sentence(saved: Path) -> None:
+    remarks = compare(["half", "third"]).remarks
+    assert remarks == (
+        "half, third: no accuracy is recorded; record it, for FOLDER each of them: "
+        "leanconv evaluate MODEL FOLDER --data DATA --record",
+        "half, third: no times are recorded; record them, for FOLDER each of them: "
+        "leanconv bench MODEL FOLDER --record",
+        "MODEL stands for the original of half, third, as file.py:callable",
+    )
 
 
 def test_recorded_figures_stand_in_the_tables(saved: Path) -> None:
@@ -338,7 +372,7 @@ def test_the_command_plots_and_prints_json(saved: Path, leanconv_command) -> Non
         ("compare nowhere", "'nowhere' is not a folder; give one that result.save() wrote."),
         ("compare half --plot two.pdf", "--plot 'two.pdf' must be a file whose name ends in .html."),
         ("compare half --plot half", "--plot 'half' must be a file whose name ends in .html."),
-        ("compare half --plot notes.html", "'notes.html' exists and is no report of leanconv"),
+        ("compare half --plot notes.html", "'notes.html' exists and is no comparison of leanconv"),
         ("compare half --plot two.html", "there is nothing to plot, as no accuracy is recorded; record it: leanconv"),
     ],
 )
@@ -362,6 +396,34 @@ def test_a_garbled_record_is_refused(data: dict[str, Any], saved: Path, leanconv
     code, _, err = leanconv_command("compare half")
     assert code == 2
     assert "bench.json' lacks or garbles" in err
+
+
+def test_a_report_and_a_comparison_do_not_replace_each_other(saved: Path, leanconv_command) -> None:  # noqa: F811
+    write_record(saved / "half", "evaluation", evaluation(0.05))
+    assert leanconv_command("report half")[0] == 0
+    assert leanconv_command("compare half --plot two.html")[0] == 0
+    before = [(saved / name).read_bytes() for name in ("half/report.html", "two.html")]
+    code, _, err = leanconv_command("compare half --plot half/report.html")
+    assert code == 2
+    assert "'half/report.html' exists and is no comparison of leanconv" in err
+    code, _, err = leanconv_command("report half --out two.html")
+    assert code == 2
+    assert "'two.html' exists and is no report of leanconv" in err
+    assert before == [(saved / name).read_bytes() for name in ("half/report.html", "two.html")]
+    assert leanconv_command("compare half --plot two.html")[0] == 0
+
+
+def test_a_full_disk_leaves_no_folders(saved: Path, leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    write_record(saved / "half", "evaluation", evaluation(0.05))
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = leanconv_command("compare half --plot new/plots/two.html")
+    assert code == 2
+    assert "cannot write 'new/plots/two.html': No space left on device; nothing was changed" in err
+    assert not (saved / "new").exists()
 
 
 def test_without_plotly_a_sentence(saved: Path, leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

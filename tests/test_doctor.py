@@ -83,16 +83,44 @@ def test_a_broken_extra_is_said_and_no_more(error: BaseException, monkeypatch: p
     assert line.problem is not None
     assert f"onnxruntime cannot be imported ({type(error).__name__}" in line.problem
     assert "for leanconv export --format onnx" in line.problem
-    assert line.problem.endswith("pip install 'leanconv[onnx]'")
+    assert line.problem.endswith(": pip install --force-reinstall onnxruntime")
     (line,) = [one for one in machine.runtimes() if one.name == "onnxruntime"]
     assert line.found is None
-    assert line.problem
+    assert line.problem == (
+        f"onnxruntime cannot be imported ({type(error).__name__}: {error}): pip install --force-reinstall onnxruntime"
+    )
 
 
 def test_a_missing_extra_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "EXTRAS", {"report": packages.Extra(("no-such-package",), "leanconv report")})
     (line,) = packages.extras()
     assert str(line) == "no-such-package is missing, for leanconv report: pip install 'leanconv[report]'"
+
+
+def test_missing_and_broken_are_mended_each_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "EXTRAS", {"all": packages.Extra(("no-such-package", "onnx", "plotly"), "a test")})
+    broken(monkeypatch, "onnx", ImportError("libprotobuf.so"))
+    (line,) = packages.extras()
+    assert line.problem == (
+        "no-such-package is missing, onnx cannot be imported (ImportError: libprotobuf.so), for a test: "
+        "pip install 'leanconv[all]' and pip install --force-reinstall onnx"
+    )
+
+
+def test_a_runtime_that_does_not_work_is_nowhere_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from leanconv.bench.runtimes import RUNTIMES
+
+    def refuse(model: object, conditions: object) -> None:
+        raise RuntimeError("no plugins.xml")
+
+    monkeypatch.setattr(RUNTIMES["openvino"], "refuse", refuse, raising=False)
+    found = examine().to_json()
+    assert found["runtimes"]["openvino"]["problem"] == "RuntimeError: no plugins.xml"
+    assert found["extras"]["openvino"]["problem"] == (
+        "openvino does not run here (RuntimeError: no plugins.xml), for leanconv bench --runtime openvino, together "
+        "with the extra onnx: pip install --force-reinstall openvino"
+    )
+    assert found["extras"]["onnx"]["problem"] is None
 
 
 def test_an_old_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +137,7 @@ def test_something_essential_broken_exits_2(leanconv_command, monkeypatch: pytes
     assert code == 2
     assert err == (
         "leanconv: error: torchvision does not work (cannot be imported (RuntimeError: operator torchvision::nms does "
-        "not exist)); install it again.\n"
+        "not exist): pip install --force-reinstall torchvision); install it again.\n"
     )
     assert "safetensors" in out
     code, out, err = leanconv_command("doctor --json")

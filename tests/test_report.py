@@ -7,6 +7,7 @@ import html
 import json
 import math
 import os
+import platform
 import re
 import sys
 from dataclasses import replace
@@ -31,9 +32,13 @@ from leanconv.report import page as page_module
 from leanconv.report import write_report
 from leanconv.report.advice import advice
 from leanconv.report.facts import Facts, LayerFacts, facts_of
+from leanconv.report.head import cards
+from leanconv.report.measured import times_of
 from leanconv.report.page import page
+from leanconv.report.sections import accuracy, error_label, legend, repeated, times
 from tests.conftest import plain_network, smooth_images
 from tests.test_cli import NETWORK
+from tests.test_compare import timing
 from tests.test_images import write_picture
 
 NASTY = "<script>alert(1)</script>&<b>'\"x"
@@ -138,6 +143,74 @@ def test_records_are_shown(folder: Path, result: leanconv.Accelerated) -> None:
     assert f"{facts.times.measurements[0].ratio.value:.2f}x" in text
     assert "40 images of held-out" in text
     assert 'id="chart-time"' in text
+
+
+def judged(lost: float, low: float, high: float) -> dict[str, object]:
+    """As evaluate --record writes it, for an original that is right on 80 %."""
+    change = {"original": 0.8, "other": 0.8 - lost, "increase": lost, "low": low, "high": high}
+    return {"top1": change, "top5": change, "images": 200, "data": "val", "agreement": 0.9}
+
+
+def words(markup: str) -> str:
+    """What is read: without tags, a space between pieces."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
+
+
+def test_signs_and_ends_of_intervals(folder: Path) -> None:
+    found = timing({"torch": (10.0, 4.0)})
+    write_record(folder, "bench", found)
+    write_record(folder, "evaluation", judged(lost=0.02, low=0.01, high=0.05))
+    facts = facts_of(folder)
+    shown = words(cards(facts))
+    assert shown.endswith(
+        "Measured time 2.50x faster 10.00 → 4.00 ms, torch, batch 1; 95 % interval 2.25 to 2.75 "
+        "Accuracy, top-1 -2.00 points 80.0 % → 78.0 %; 95 % interval -5.00 to -1.00"
+    )
+    assert "torch 1 10.00 4.00 2.50x 2.25 to 2.75" in words(times(facts))
+    assert "top-1 80.0 % 78.0 % -2.00 -5.00 to -1.00 no" in words(accuracy(facts))
+    found["measurements"][0]["networks"]["folder"]["noisy"] = True
+    write_record(folder, "bench", found)
+    assert "95 % interval 2.25 to 2.75, noisy" in words(cards(facts_of(folder)))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (-0.004, 0.009, "within noise: a larger speed-up may be had"),
+        (-0.03, 0.07, "somewhere between -3.00 and +7.00 points: too few images to tell, evaluate on more"),
+    ],
+)
+def test_noise_is_good_news_only_where_it_is_narrow(folder: Path, low: float, high: float, said: str) -> None:
+    write_record(folder, "evaluation", judged(0.002, low, high))
+    first = advice(facts_of(folder))[0]
+    assert said in first.text
+    assert ("evaluate" in (first.command or "")) == ("too few" in said)
+
+
+def test_a_network_that_became_dearer_is_called_so() -> None:
+    facts = many_layers(3, 8)
+    macs = facts.macs_before // 3
+    dearer = replace(
+        facts,
+        layers=[replace(one, macs_after=3 * macs // 2, error=0.1 * (i == 2)) for i, one in enumerate(facts.layers)],
+        macs_after=9 * macs // 2,
+        parameters_after=4,
+        options={**facts.options, "speedup": None, "ranks": {}},
+        times=times_of(timing({"torch": (1.0, 4.0)}), Path("many")),
+    )
+    text = page(dearer)
+    assert "<h1>many, 1.50x dearer in MACs</h1>" in text
+    assert "<title>many, 1.50x dearer: leanconv report</title>" in text
+    assert words(cards(dearer)).startswith("Multiply-accumulates 1.50x dearer")
+    assert "Parameters 2.00x more" in words(cards(dearer))
+    said = " ".join(one.text for one in advice(dearer))
+    assert "MACs fell" not in said
+    assert "of what is saved" not in said
+    island = json.loads(text.partition('id="facts">')[2].partition("</script>")[0])
+    assert island["target"] == 1.05  # where the slider begins
+    # Nothing saved at all: no share of it either.
+    even = replace(dearer, macs_after=dearer.macs_before)
+    assert "has the largest error (0.100)" in " ".join(one.text for one in advice(even))
 
 
 @pytest.mark.parametrize(
@@ -277,13 +350,56 @@ def test_how_to_repeat(result: leanconv.Accelerated, folder: Path, tmp_path: Pat
     )
     assert (facts.original, facts.weights) == ("net.py:build", "w.pth")
     assert "evaluate net.py:build" in (advice(facts)[0].command or "")
+    slash = replace(result, command=[*typed.split(), "slash/"]).save(tmp_path / "slash")
+    assert "--out slash-{speedup}x" in facts_of(slash).another
+
+
+def test_a_folder_is_named_however_it_is_spelt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_record(folder, "evaluation", judged(0.02, 0.01, 0.05))
+    for here, spelt, named in (
+        (folder, ".", "../saved-tuned"),
+        (folder.parent, "saved/", "saved-tuned"),
+        (folder.parent, str(folder), f"{folder}-tuned"),
+    ):
+        monkeypatch.chdir(here)
+        command = advice(facts_of(Path(spelt)))[0].command or ""
+        assert command.endswith(f"--out {named}")
 
 
 def test_what_was_trained_since_is_said(result: leanconv.Accelerated, tmp_path: Path) -> None:
     training = {"history": {}, "settings": {"epochs": 30, "lr": 3e-4, "clip": None}, "distilled": True}
-    text = page(facts_of(replace(result, training=training).save(tmp_path / "tuned")))
+    facts = facts_of(replace(result, training=training).save(tmp_path / "tuned"))
+    text = page(facts)
     assert "then fine-tuned to the original" in text
     assert "epochs 30, lr 0.0003, distilled True" in text
+    # Errors are those of the layers as they were solved, and so is the command.
+    before = "measured before fine-tuning"
+    assert before in legend(facts)
+    assert before in error_label(facts)
+    assert f"Error behind the activation, {before}" in text
+    assert "this made the network before fine-tuning" in words(repeated(facts))
+    plain = page(replace(facts, tuned=None))
+    assert before not in plain
+    assert "before fine-tuning:" not in plain
+
+
+def test_versions_are_said_as_far_as_they_are_known(
+    result: leanconv.Accelerated, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = facts_of(folder).versions
+    assert {"leanconv", "torch", "python", "torchvision", "numpy"} <= set(known)
+    assert known["python"] == platform.python_version()
+    assert ("device" in known) == torch.cuda.is_initialized()
+    shown = words(repeated(facts_of(folder)))
+    assert f"torch {torch.__version__}, python {platform.python_version()}, torchvision {known['torchvision']}" in shown
+    # On a GPU, its name; a library that is not installed is left out.
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    made = facts_of(result.save(tmp_path / "gpu")).versions
+    assert (made["cuda"], made["device"]) == ("13.0", "a GPU")
+    old = replace(facts_of(folder), versions={"leanconv": "0.1", "torch": "2.8"})
+    assert "made with leanconv 0.1, torch 2.8 images" in words(repeated(old))
 
 
 def test_only_reports_are_replaced(folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -262,10 +263,101 @@ def test_the_slider_itself(page: Any, result: leanconv.Accelerated) -> None:
     assert ranks_in(page) == chosen(result.spectra, 2.5)
     assert "At 2.5x" in page.inner_text("#what-said")
     assert "speedup=2.5" in page.inner_text("#what-command")
-    page.fill("#what-number", "900")
-    page.wait_for_function("document.getElementById('what-said').textContent.includes('cannot be reached')")
-    page.fill("#what-number", "0.5")
-    page.wait_for_function("document.getElementById('what-said').textContent.includes('above 1')")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("99999", "cannot be reached"), ("", "above 1"), ("0", "above 1"), ("-3", "above 1"), ("0.5", "above 1")],
+)
+def test_a_refusal_stands_alone(page: Any, given: str, said: str) -> None:
+    assert ask(page, 2.5) is not None
+    assert page.locator("#what-command").is_visible()
+    page.fill("#what-number", given)
+    page.wait_for_function(f"document.getElementById('what-said').textContent.includes('{said}')")
+    assert not page.locator("#what-body").is_visible()
+    assert page.locator("#what-command").text_content() == ""
+    assert not page.locator("#what-command").is_visible()
+    slider = page.locator("#what-slider")
+    ends = {"": "2.5", "99999": slider.get_attribute("max")}  # an empty field moves nothing
+    assert slider.input_value() == ends.get(given, slider.get_attribute("min"))
+    assert ask(page, 2.5) is not None
+    assert "speedup=2.5" in page.inner_text("#what-command")
+
+
+def test_one_layer_is_no_layers(chromium: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    result = leanconv.accelerate(plain_network((12, 16)), smooth_images(4), ranks={"3": 5}, scheme="channel", **QUICK)
+    with Opened(chromium, write_report(result.save(tmp_path / "one")), charts=False) as page:
+        assert ask(page, 1.3) is not None
+        assert re.match(r"At 1\.3x: 1 layer in factors, .*; 1 layer differs from", page.inner_text("#what-said"))
+
+
+def test_refusals_name_what_python_names(chromium: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    result = leanconv.accelerate(plain_network((3, 4, 4)), smooth_images(4), 1.5, scheme="channel", **QUICK)
+    kept = result.spectra
+    assert kept is not None
+    figure = re.compile(r"(?:gives|gets) ([\d.]+)x")
+    coarse = 0
+    with Opened(chromium, write_report(result.save(tmp_path / "coarse")), charts=False) as page:
+        for speedup in [round(1.1 + 0.1 * i, 1) for i in range(40)]:
+            try:
+                kept.select(speedup)
+            except LeanconvError as error:
+                (named,) = figure.findall(str(error))
+                assert ask(page, speedup) is None
+                assert figure.findall(page.inner_text("#what-said")) == [named]
+                if "within 2 %" in str(error):
+                    coarse += 1
+                    assert ask(page, float(named)) == chosen(kept, float(named)) is not None
+        assert coarse >= 3
+        # The slider ends at something that can be had.
+        ask(page, 1.2)
+        page.focus("#what-slider")
+        page.keyboard.press("End")
+        end = float(page.input_value("#what-number"))
+        page.wait_for_function(f"document.getElementById('what-body').dataset.speedup === '{end:g}'")
+        assert ranks_in(page) == chosen(kept, end) is not None
+
+
+def test_paper_has_what_is_folded(chromium: Any, tmp_path: Path) -> None:
+    facts = many_layers(3, 8)
+    path = tmp_path / "folded.html"
+    path.write_text(page_of(replace(facts, skipped={"by choice": [f"left.{i}" for i in range(12)]})))
+    with Opened(chromium, path) as page:
+        page.eval_on_selector("details", "(one) => { one.open = true; }")
+        states = "[...document.querySelectorAll('details')].map((one) => one.open)"
+        before = page.evaluate(states)
+        assert before == [True, False]
+        page.emulate_media(media="print")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.evaluate(states) == [True, True]
+        assert page.get_by_text("left.11").is_visible()
+        assert page.get_by_text("Energy at the chosen ranks").is_visible()
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate(states) == before
+
+
+def test_without_scripts_there_is_nothing_dead(chromium: Any, opened: Any) -> None:
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(opened.url)
+    for gone in ("#what-slider", "#what-number", "#what-body", "#readout", "#strip", "#chart-error"):
+        assert not page.locator(gone).is_visible(), gone
+    assert "Point at a layer" not in page.inner_text("body")
+    assert "need JavaScript; the tables do not" in page.inner_text("body")
+    assert page.get_by_text("Every layer that counts").is_visible()
+    page.emulate_media(media="print")
+    assert page.get_by_text("Energy at the chosen ranks").is_visible()  # folded, and still on paper
+    context.close()
+
+
+def test_errors_of_a_tuned_network_are_dated(chromium: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tuned.html"
+    path.write_text(page_of(replace(many_layers(3, 8), tuned={"epochs": 1, "distilled": True})))
+    with Opened(chromium, path, charts=False) as page:
+        page.focus("#strip [role=option] >> nth=0")
+        assert page.inner_text("#readout").endswith("error 0.100 before fine-tuning")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

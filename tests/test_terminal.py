@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import shutil
 import struct
@@ -351,6 +352,18 @@ def test_help_imports_nothing_heavy(asked: str) -> None:
     found = modules_after(run)
     assert "leanconv.cli.main" in found
     assert not found & HEAVY
+
+
+def test_help_takes_little_computing() -> None:
+    """CPU time, which other processes on the machine do not lengthen as they do the clock's."""
+
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "leanconv", "--help"], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 0.3
 
 
 def test_an_interrupted_command_says_so(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

@@ -11,8 +11,10 @@ from leanconv.errors import LeanconvError
 if TYPE_CHECKING:
     from leanconv import models
     from leanconv._accelerate import accelerate, reachable
+    from leanconv.kernels.optimize import optimize_
     from leanconv.result import Accelerated, LayerReport
     from leanconv.storage import load, load_result
+    from leanconv.target import Measured, Target
     from leanconv.train.finetune import FineTuned, finetune
 
 __all__ = [
@@ -20,12 +22,15 @@ __all__ = [
     "FineTuned",
     "LayerReport",
     "LeanconvError",
+    "Measured",
+    "Target",
     "__version__",
     "accelerate",
     "finetune",
     "load",
     "load_result",
     "models",
+    "optimize_",
     "reachable",
 ]
 
@@ -39,7 +44,10 @@ _WHERE = {
     "finetune": "leanconv.train.finetune",
     "load": "leanconv.storage",
     "load_result": "leanconv.storage",
+    "Measured": "leanconv.target",
+    "Target": "leanconv.target",
     "models": "leanconv.models",
+    "optimize_": "leanconv.kernels.optimize",
 }
 
 

@@ -17,10 +17,12 @@ from leanconv.calibrate.memory import Memory, parse_memory
 from leanconv.engine import Clock, Engine
 from leanconv.entrance import check_model, copied, device_of, parse_device, quiet_collector, untouched_rng
 from leanconv.job import Job
+from leanconv.kernels.optimize import Kernels, apply, check_kernels
 from leanconv.network.detector import kind_of, seen_as_detector, seen_as_tensors
-from leanconv.options import Method, Options
+from leanconv.options import Method, Options, Refine
 from leanconv.progress import reporter
 from leanconv.result import Accelerated
+from leanconv.target import Target
 from leanconv.team import Team
 from leanconv.workdir import Workdir, digest_of_images, digest_of_model
 
@@ -32,7 +34,7 @@ def accelerate(
     scheme: Method = "3d",
     solver: Literal["linear", "nonlinear"] = "nonlinear",
     asymmetric: bool = True,
-    ranks: Literal["uniform", "energy"] | Mapping[str, Any] = "energy",
+    ranks: Literal["uniform", "energy", "latency"] | Mapping[str, Any] = "energy",
     skip: Iterable[str] | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
@@ -43,6 +45,10 @@ def accelerate(
     samples: int = 50_000,
     memory: int | str | None = None,
     part: str | None = None,
+    refine: Refine = "none",
+    target: Target | None = None,
+    latency: float | None = None,
+    kernels: Kernels = "none",
 ) -> Accelerated:
     """Return a network that does the work of ``model`` with ``speedup`` times fewer multiply-accumulates.
 
@@ -50,14 +56,16 @@ def accelerate(
         model: the trained network. It is copied and never modified.
         images: batches ``model(batch)`` accepts, for example a DataLoader; labels are ignored. A few thousand
             images are plenty, a few hundred often enough. They are read once and kept in memory.
-        speedup: convolution MACs before / after. Met exactly: ``speedup <= achieved < 1.02 * speedup``.
+        speedup: convolution MACs before / after. Met exactly: ``speedup <= achieved < 1.02 * speedup``. With
+            ``ranks="latency"``: time of the whole network before / after, as measured.
         scheme: ``"channel"`` (k x k, d') + (1 x 1, d); ``"spatial"`` (k x 1, d'') + (1 x k, d), weights only;
             ``"3d"`` (k x 1, d'') + (1 x k, d') + (1 x 1, d); ``"spatial-sgd"``: like spatial, its filters then trained
             to give the original's responses (a baseline: it is slow).
         solver: ``"linear"`` fits responses; ``"nonlinear"`` fits what is left of them behind the activation.
         asymmetric: fit each layer to the input the layers already accelerated give it, so errors do not pile up.
         ranks: ``"energy"`` keeps the largest product of PCA energies; ``"uniform"`` gives every layer the same
-            speed-up; or ranks by hand, ``{"layer": d'}`` (``(d'', d')`` for 3d), and ``speedup`` is not used.
+            speed-up; ``"latency"`` times the forms of every layer on ``target`` and keeps the most energy in that time;
+            or ranks by hand, ``{"layer": d'}`` (``(d'', d')`` for 3d), and ``speedup`` is not used.
         skip: names of layers to leave alone. Default: the first convolution. ``[]`` skips nothing.
         seed: chooses the sampled positions. Same seed, same machine: same result, bit for bit.
         device: where to compute; default: where the model is.
@@ -70,6 +78,13 @@ def accelerate(
         memory: what the run may keep in memory beside the model and one batch at work, in bytes or as ``"8GB"``;
             default: half of what is free. With less the run takes longer and the result is the same.
         part: path of the module to accelerate, for example ``"backbone"``; only its MACs count then.
+        refine: ``"closed-form"`` (3d) fits the (1 x k, d') filters of a layer freely to what they see in the
+            accelerated network, in place of mixtures of the old ones: smaller errors, a longer solve.
+        target: for ``ranks="latency"``, what is timed: runtime, device, threads, batch and dtype. Default: torch where
+            the model is, one thread, one image.
+        latency: for ``ranks="latency"``, milliseconds the whole network is to take, in place of ``speedup``.
+        kernels: ``"auto"`` ends with ``optimize_(result.model)`` where the network is on an NVIDIA GPU and Triton is
+            installed. The result is saved as it is without: what is stored are the factors.
 
     One of torchvision's detectors takes batches that are lists of images (3 x H x W, any sizes). What lies behind its
     proposals is fitted on the same boxes in both networks: those of the original.
@@ -100,8 +115,12 @@ def accelerate(
         samples=samples,
         seed=seed,
         part=part,
+        refine=refine,
+        target=target,
+        latency=latency,
     )
     limit = parse_memory(memory)
+    check_kernels(kernels)
     with _entered(model, options, device) as place:
         team = Team(place)
         clock = Clock(place)
@@ -130,6 +149,7 @@ def accelerate(
                 if kind_of(model) is not None:
                     seen_as_detector(result.model)
                 result.model.to(device_of(model))
+                apply(result.model, kernels)
                 if work is not None:
                     work.finish()
                 return result

@@ -46,6 +46,8 @@ def fit_site(
     """``target``: responses of the original. ``given``: those of ``probe``, to fit them from, at the same positions;
     the same object in the symmetric case. ``split``: the spatial factors the probe's filters are the product of, for
     a choice that has them. The groups of a grouped convolution are layers of their own side by side, of one rank."""
+    if probe.halfway:
+        return _fit_halfway(probe, choice, target=target, given=given, solver=solver)
     site, groups = probe.site, probe.site.geometry.groups
     # With d' left out (a layer the 3d scheme splits one way only) M has full rank and costs nothing: it goes into the
     # horizontal filters.
@@ -56,8 +58,7 @@ def fit_site(
     for number in range(groups):
         wanted = target.part(number, groups)
         seen = wanted if given is target else given.part(number, groups)
-        through = solver == "nonlinear" and site.activation.name != "identity"
-        r = site_activation(site, wanted.y, number, groups) if through else None
+        r = site_activation(site, wanted.y, number, groups) if _through(site, solver) else None
         low_rank = _solve(wanted, seen, rank, r, probe.spaces[number])
         q_filters.append(_project(low_rank.q, filters.chunk(groups)[number]))
         p.append(low_rank.p)
@@ -70,6 +71,30 @@ def fit_site(
         weights.insert(0, split.vertical)
     error = measure(site, target, Responses(torch.cat(fitted, 1), given.addend))
     return Fit(Factors(tuple(weights), torch.cat(bias)), error)
+
+
+def _fit_halfway(
+    probe: Probe, choice: Choice, *, target: Responses, given: Responses, solver: Literal["linear", "nonlinear"]
+) -> Fit:
+    """The horizontal filters regressed on what they see, in place of mixtures Q^T H of the old ones: with ``given`` x
+    (n x (d'' kw)), r(t) by r(s^ + P Q^T x + b), and Q is the new filters."""
+    site, split = probe.site, probe.split
+    assert split is not None
+    seen = Responses(probe.responses(given.y), given.addend)
+    space = ResponseSpace.behind(given.y, split.horizontal, split.vertical)
+    rank = site.geometry.channel_limit if choice.scheme == "spatial" else choice.ranks[-1]
+    r = site_activation(site, target.y) if _through(site, solver) else None
+    low_rank = _solve(target, seen, rank, r, space)
+    horizontal = low_rank.q.T.reshape(rank, *split.horizontal.shape[1:])
+    weights: tuple[Tensor, ...] = (split.vertical, horizontal, low_rank.p)
+    if choice.scheme == "spatial":
+        weights = (split.vertical, (low_rank.p @ low_rank.q.T).reshape_as(split.horizontal))
+    error = measure(site, target, Responses(low_rank(given.y), given.addend))
+    return Fit(Factors(weights, low_rank.b), error)
+
+
+def _through(site: Site, solver: Literal["linear", "nonlinear"]) -> bool:
+    return solver == "nonlinear" and site.activation.name != "identity"
 
 
 def channel_spectrum(probe: Probe, responses: Responses) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import replace as with_changes
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from leanconv.calibrate.batches import to_device
 from leanconv.calibrate.probe import Probe
 from leanconv.calibrate.samples import Samples
 from leanconv.engine import Engine
-from leanconv.entrance import copied
+from leanconv.entrance import copied, device_of, parse_device
 from leanconv.errors import LeanconvError, listing, unknown_name
+from leanconv.latency import final_times, refuse, timed_plan
 from leanconv.network import reasons
 from leanconv.network.failure import model_failed
 from leanconv.network.fold import Filters
@@ -33,6 +35,7 @@ from leanconv.result import Accelerated, LayerReport
 from leanconv.solve import SpatialFactors
 from leanconv.solving import Solving, change_of
 from leanconv.spectra import Spectra
+from leanconv.target import Target
 
 
 @dataclass
@@ -49,6 +52,7 @@ class Job:
     device: torch.device
     dtype: torch.dtype
     buffers: dict[str, Tensor]  # as the user gave them: running a network may change some
+    target: Target | None = None  # what is timed, with its device
 
     @classmethod
     def prepare(
@@ -63,6 +67,10 @@ class Job:
 
         ``real``: MACs of layers, where what is looked at is not quite what the network does.
         """
+        target = options.target
+        if target is not None:
+            target = with_changes(target, device=str(parse_device(target.device or device_of(model))))
+            refuse(model, sample, target)
         original = copied(model).eval().to(device)
         buffers = {name: buffer.clone() for name, buffer in original.named_buffers()}
         inputs = to_device(sample, device)
@@ -101,6 +109,7 @@ class Job:
             device=device,
             dtype=torch.float64 if double else torch.float32,
             buffers=buffers,
+            target=target,
         )
 
     @property
@@ -126,7 +135,7 @@ class Job:
         takers = self._drop_dense(plan, pairs, spectra.targets)
         # The filters a site is fitted with: its own, or the product of their spatial split.
         probes = {
-            name: Probe(site, splits[name].product(), spectra.dense[name].bias, splits[name])
+            name: self._split_probe(site, splits[name], spectra.dense[name].bias)
             if name in splits
             else spectra.dense[name]
             for name, site in self.sites.items()
@@ -174,6 +183,7 @@ class Job:
             source=identify(self.original),
             seconds=engine.clock.seconds,
             spectra=kept,
+            timing=final_times(engine, self.target),
         )
 
     def _plan(self, engine: Engine) -> tuple[Plan, Pairs, Spectra]:
@@ -194,20 +204,44 @@ class Job:
             spectra = Spectra(dense, targets, self.options.form, engine.work)
             if engine.team.lead:
                 spectra.measure(stage.advance)
-        with engine.clock.stage("choosing ranks"), engine.reporter.stage("choosing ranks", 0):
+        with engine.clock.stage("choosing ranks"):
             if plan is None and engine.team.lead:
-                assert not isinstance(self.options.ranks, Mapping)
-                plan, pairs = select_merged(
-                    list(spectra.candidates.values()),
-                    pairs,
-                    fixed=self.fixed_macs,
-                    speedup=self.options.speedup,
-                    scheme=self.options.form,
-                    method=self.options.ranks,
-                )
+                plan, pairs = self._selected(engine, spectra, pairs)
             plan, pairs = engine.team.share((plan, pairs))
         assert plan is not None
         return plan, pairs, spectra
+
+    def _selected(self, engine: Engine, spectra: Spectra, pairs: Pairs) -> tuple[Plan, Pairs]:
+        """A plan, and the pairs of layers to merge."""
+        method, candidates = self.options.ranks, list(spectra.candidates.values())
+        assert isinstance(method, str)
+        if method == "latency":
+            return timed_plan(engine, self.target, self.sites, candidates, pairs, lambda p: self._changes(p, pairs))
+        with engine.reporter.stage("choosing ranks", 0):
+            return select_merged(
+                candidates,
+                pairs,
+                fixed=self.fixed_macs,
+                speedup=self.options.speedup,
+                scheme=self.options.form,
+                method=method,
+            )
+
+    def _changes(self, plan: Plan, pairs: Pairs) -> list[Change]:
+        """What a plan does to the layers, those that only take in a factor included."""
+        taking = {taker for _, taker in active(plan, pairs)}
+        return [
+            change_of(site, plan[name]) if name in plan else _taking(site)
+            for name, site in self.sites.items()
+            if name in plan or name in taking
+        ]
+
+    def _split_probe(self, site: Site, split: SpatialFactors, bias: Tensor) -> Probe:
+        """With refinement the horizontal filters are fitted to what they see, where that is more than d numbers: else
+        mixtures of the d old ones are all the filters there are."""
+        wide = split.horizontal[0].numel() > site.geometry.out_channels and site.geometry.groups == 1
+        halfway = wide and self.options.refine == "closed-form"
+        return Probe(site, split.product(), bias, split, halfway=halfway)
 
     def _splits(self, engine: Engine, plan: Plan, spectra: Spectra) -> dict[str, SpatialFactors]:
         """The lead's spatial factors: another machine may round its eigenvectors elsewhere."""

@@ -10,13 +10,16 @@ from typing import Any, Literal
 
 from leanconv.errors import LeanconvError, listing, whole
 from leanconv.network.geometry import Scheme
+from leanconv.target import Target
 
 Solver = Literal["linear", "nonlinear"]
 Layers = Literal["conv", "all"]
+Refine = Literal["none", "closed-form"]
 
 SOLVERS = ("linear", "nonlinear")
-RANKS = ("uniform", "energy")
+RANKS = ("uniform", "energy", "latency")
 LAYERS = ("conv", "all")
+REFINE = ("none", "closed-form")
 Method = Scheme | Literal["spatial-sgd"]
 METHODS: tuple[Method, ...] = ("channel", "spatial", "3d", "spatial-sgd")
 
@@ -29,12 +32,15 @@ class Options:
     scheme: Method
     solver: Solver
     asymmetric: bool
-    ranks: Literal["uniform", "energy"] | Mapping[str, Any]
+    ranks: Literal["uniform", "energy", "latency"] | Mapping[str, Any]
     skip: tuple[str, ...] | None
     layers: Layers
     samples: int
     seed: int
     part: str | None = None
+    target: Target | None = None  # what is timed, for ranks="latency"
+    latency: float | None = None  # milliseconds the network is to take there, in place of ``speedup``
+    refine: Refine = "none"
 
     @classmethod
     def check(
@@ -50,22 +56,34 @@ class Options:
         samples: Any = 50_000,
         seed: Any = 0,
         part: Any = None,
+        target: Any = None,
+        latency: Any = None,
+        refine: Any = "none",
     ) -> Options:
         """Options from raw arguments, or a LeanconvError that names the wrong one."""
         _one_of("scheme", scheme, METHODS)
         _one_of("solver", solver, SOLVERS)
         _one_of("layers", layers, LAYERS)
+        _one_of("refine", refine, REFINE)
+        if refine != "none" and (scheme != "3d" or not asymmetric):
+            raise LeanconvError(
+                f"refine={refine!r} fits horizontal filters to what they see in the accelerated network: it goes with "
+                f"scheme='3d' and asymmetric=True, not with {scheme!r} and {bool(asymmetric)}."
+            )
         if part is not None and not (isinstance(part, str) and part):
             raise LeanconvError(f"part={part!r} must be the path of a module, for example 'backbone'.")
         if not isinstance(ranks, Mapping):
-            if ranks == "latency":
-                raise LeanconvError(
-                    "ranks='latency' is not available in this version; use 'energy', 'uniform' or {'layer': rank}."
-                )
             _one_of("ranks", ranks, RANKS, "or a dict {'layer': rank}")
-            _check_speedup(speedup)
+            if latency is None:
+                _check_speedup(speedup)
+        timed = isinstance(ranks, str) and ranks == "latency"
+        for name, value in (("target", target), ("latency", latency)):
+            if value is not None and not timed:
+                raise LeanconvError(f"{name}={value!r} goes with ranks='latency' only; leave it out or give that.")
+        if latency is not None:
+            _check_latency(latency)
         return cls(
-            speedup=float(speedup) if not isinstance(ranks, Mapping) else math.nan,
+            speedup=math.nan if isinstance(ranks, Mapping) or latency is not None else float(speedup),
             scheme=scheme,
             solver=solver,
             asymmetric=bool(asymmetric),
@@ -75,6 +93,9 @@ class Options:
             samples=whole("samples", samples, 1),
             seed=whole("seed", seed, 0),
             part=part,
+            target=Target.check(target) if timed else None,
+            latency=None if latency is None else float(latency),
+            refine=refine,
         )
 
     @property
@@ -91,6 +112,7 @@ class Options:
             "speedup": math.nan if data["speedup"] is None else data["speedup"],
             "ranks": ranks,
             "skip": None if skip is None else tuple(skip),
+            "target": None if data.get("target") is None else Target(**data["target"]),
         }
         return cls(**{**data, **changed})
 
@@ -98,6 +120,7 @@ class Options:
         data = dict(vars(self))
         data["speedup"] = None if math.isnan(self.speedup) else self.speedup
         data["skip"] = None if self.skip is None else list(self.skip)
+        data["target"] = None if self.target is None else self.target.to_json()
         if isinstance(self.ranks, Mapping):
             data["ranks"] = {
                 k: [int(n) for n in v] if isinstance(v, (tuple, list)) else int(v) for k, v in self.ranks.items()
@@ -115,6 +138,12 @@ def _check_speedup(value: Any) -> None:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (is_number and 1 < value < 1e9):
         raise LeanconvError(f"speedup={value!r} must be a number above 1, for example 4.0.")
+
+
+def _check_latency(value: Any) -> None:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and 0 < value < 1e9):
+        raise LeanconvError(f"latency={value!r} must be milliseconds above 0, for example 50.")
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from leanconv.network.source import Source
 from leanconv.options import Options
 from leanconv.ranks import KeptSpectra
 from leanconv.table import table
+from leanconv.target import Measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,7 @@ class Accelerated:
         training: what ``finetune`` did since.
         command: what was typed, where the command line was used.
         spectra: what ranks were chosen by; None for folders without.
+        timing: times of both networks, measured at the end of a run with ``ranks="latency"``.
     """
 
     model: nn.Module
@@ -79,6 +81,7 @@ class Accelerated:
     training: dict[str, Any] | None = None  # what finetune did since
     command: list[str] | None = None  # as it was typed, where the command line was used
     spectra: KeptSpectra | None = None  # what ranks were chosen by; None for folders saved before they were kept
+    timing: Measured | None = None  # with ranks="latency": both networks, measured at the end
 
     @property
     def speedup(self) -> float:
@@ -108,6 +111,7 @@ class Accelerated:
             "seconds": self.seconds,
             "training": self.training,
             "command": self.command,
+            "timing": None if self.timing is None else self.timing.to_json(),
         }
 
     def __str__(self) -> str:
@@ -127,8 +131,11 @@ class Accelerated:
         heads = ["layer", "scheme", "ranks", "MMACs", "after", "ratio", "energy", "error"]
         lines = [table(heads, rows, left=2)]
         lines += [f"left alone: {line}" for line in by_reason(self.skipped)]
+        ratio = f"{self.speedup:.3f}x fewer" if self.speedup >= 1 else f"{1 / self.speedup:.3f}x more"
         lines.append(
-            f"{self.speedup:.3f}x fewer MACs: {self.macs_before / 1e6:.1f} M -> {self.macs_after / 1e6:.1f} M; "
+            f"{ratio} MACs: {self.macs_before / 1e6:.1f} M -> {self.macs_after / 1e6:.1f} M; "
             f"parameters {self.parameters_before / 1e6:.2f} M -> {self.parameters_after / 1e6:.2f} M"
         )
+        if self.timing is not None:
+            lines.append(str(self.timing))
         return "\n".join(lines)

@@ -12,9 +12,11 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import uuid
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from leanconv.network.source import Source, build
 from leanconv.options import Options
 from leanconv.ranks import KeptSpectra
 from leanconv.result import Accelerated, LayerReport
+from leanconv.target import Measured
 
 FORMAT = "leanconv"
 VERSION = 1
@@ -66,7 +69,7 @@ def save(result: Accelerated, folder: Path) -> Path:
         data = {
             "format": FORMAT,
             "version": VERSION,
-            "made_with": {"leanconv": __version__, "torch": torch.__version__},
+            "made_with": _versions(),
             **result.to_json(),
             "changes": [change.to_json() for change in result.changes],
             "weights": _described(weights),
@@ -94,6 +97,17 @@ def save(result: Accelerated, folder: Path) -> Path:
             ) from error
         raise
     return folder
+
+
+def _versions() -> dict[str, str]:
+    """Of what computed, as far as it is known here; the GPU's name where this process used one."""
+    found = {"leanconv": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    for name in ("torchvision", "numpy"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    if torch.cuda.is_initialized():
+        found |= {"cuda": str(torch.version.cuda), "device": torch.cuda.get_device_name()}
+    return found
 
 
 def check_new(folder: Path) -> None:
@@ -176,6 +190,7 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
         options = Options.from_json(data["options"])
         layers = [LayerReport(**{**layer, "ranks": tuple(layer["ranks"])}) for layer in data["layers"]]
         facts = {key: data[key] for key in FACTS} | {key: data.get(key) for key in LATER}
+        timing = None if data.get("timing") is None else Measured.from_json(data["timing"])
         spectra = read_spectra(folder, data)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         if isinstance(error, LeanconvError):
@@ -196,6 +211,7 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
         options=options,
         source=source,
         spectra=spectra,
+        timing=timing,
     )
 
 

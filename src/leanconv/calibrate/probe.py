@@ -41,7 +41,8 @@ class Probe:
     """What to compute at a site from its input: ``weight`` (d x c x kernel, c of one group) and ``bias`` (d).
 
     ``split``: spatial factors the weight is the product of. ``own_output``: what the layer itself gives, batch norm
-    included, is the response, and no worse for being computed by the network.
+    included, is the response, and no worse for being computed by the network. ``halfway``: not the responses are
+    collected but what the horizontal factor sees, n x (d'' kw); ``responses`` makes them of it.
     """
 
     site: Site
@@ -49,6 +50,7 @@ class Probe:
     bias: Tensor
     split: SpatialFactors | None = None
     own_output: bool = False
+    halfway: bool = False
 
     @cached_property
     def spaces(self) -> list[ResponseSpace]:
@@ -73,6 +75,8 @@ class Probe:
         geometry = self.site.geometry
         if geometry.kind == "linear":
             return self._product(outputs_at(x, "linear", chosen), self.weight)
+        if self.halfway:
+            return self._halfway(x, chosen)
         sampled, every, d = chosen.at.shape[1], self.positions(x), geometry.out_channels
         ways = {"patches": sampled * geometry.patch * (GATHER * geometry.groups + d)}
         even = _even(geometry, _size(x))
@@ -87,14 +91,27 @@ class Probe:
         way = min(ways, key=lambda way: ways[way])
         if way == "patches":
             return self._product(conv_patches(x, geometry, chosen), self.weight)
-        x = x.to(self.weight.dtype)
-        padding = geometry.margins(_size(x))[0]
-        if way == "whole":
-            g, function = geometry, CONVOLUTIONS[geometry.kind]
-            return self.outputs(function(x, self.weight, self.bias, g.stride, padding, g.dilation, g.groups), chosen)
+        if way == "vertical":
+            return self.responses(self._halfway(x, chosen))
+        g, function = geometry, CONVOLUTIONS[geometry.kind]
+        x, padding = x.to(self.weight.dtype), geometry.margins(_size(x))[0]
+        return self.outputs(function(x, self.weight, self.bias, g.stride, padding, g.dilation, g.groups), chosen)
+
+    def responses(self, halfway: Tensor) -> Tensor:
+        """n x d, from what was collected ``halfway``."""
         assert self.split is not None
-        stride, dilation = geometry.stride[0], geometry.dilation[0]
-        columns = F.conv2d(x, self.split.vertical, None, (stride, 1), (padding[0], 0), (dilation, 1))
+        return self._product(halfway, self.split.horizontal)
+
+    def _halfway(self, x: Tensor, chosen: Chosen) -> Tensor:
+        """What the horizontal filters see at ``chosen`` positions: (N p) x (d'' kw)."""
+        assert self.split is not None
+        geometry, vertical = self.site.geometry, self.split.vertical
+        if not _even(geometry, _size(x)):
+            patches = conv_patches(x, geometry, chosen).to(vertical.dtype)
+            patches = patches.reshape(len(patches), geometry.in_channels, *geometry.kernel)
+            return torch.einsum("ncij,rci->nrj", patches, vertical[..., 0]).flatten(1)
+        padding, stride, dilation = geometry.margins(_size(x))[0], geometry.stride[0], geometry.dilation[0]
+        columns = F.conv2d(x.to(vertical.dtype), vertical, None, (stride, 1), (padding[0], 0), (dilation, 1))
         rows = replace(
             geometry,
             in_channels=columns.shape[1],
@@ -104,7 +121,7 @@ class Probe:
             padding_after=None,
             dilation=(1, geometry.dilation[1]),
         )
-        return self._product(conv_patches(columns, rows, chosen), self.split.horizontal)
+        return conv_patches(columns, rows, chosen)
 
     def _product(self, patches: Tensor, weight: Tensor) -> Tensor:
         """Patches n x (C k) -> responses n x d."""

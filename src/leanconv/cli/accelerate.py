@@ -24,13 +24,28 @@ def accelerate(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
-    speedup: Annotated[float, typer.Option(help="Convolution MACs before / after.")] = 4.0,
+    speedup: Annotated[
+        float, typer.Option(help="Convolution MACs before / after; with --ranks latency: time before / after.")
+    ] = 4.0,
     scheme: Annotated[str, typer.Option(help="channel, spatial, 3d, or spatial-sgd (a slow baseline).")] = "3d",
     solver: Annotated[str, typer.Option(help="linear or nonlinear.")] = "nonlinear",
+    refine: Annotated[
+        str, typer.Option(help="none, or closed-form: 3d's horizontal filters fitted freely; smaller errors, slower.")
+    ] = "none",
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
     ranks: Annotated[
-        str, typer.Option(help="energy, uniform, or ranks by hand: JSON or a .json file, {layer: rank}.")
+        str, typer.Option(help="energy, uniform, latency, or ranks by hand: JSON or a .json file, {layer: rank}.")
     ] = "energy",
+    latency: Annotated[
+        float | None, typer.Option(help="--ranks latency: milliseconds of the whole network, in place of --speedup.")
+    ] = None,
+    runtime: Annotated[
+        str | None, typer.Option(help="--ranks latency: what is timed, torch (default), onnxruntime or openvino.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="--ranks latency: CPU threads of that runtime (1).")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="--ranks latency: float32 (default), bfloat16 or float16.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Layer to leave alone (repeat). Default: the first.")] = None,
     no_skip: Annotated[bool, typer.Option("--no-skip", help="Leave no layer alone, not even the first.")] = False,
     layers: Annotated[str, typer.Option(help="conv, or all to include Linear layers.")] = "conv",
@@ -53,7 +68,10 @@ def accelerate(
     channels: given.Channels = None,
     mean: given.Mean = None,
     std: given.Std = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images a batch (32; detectors 8).")] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Images a batch (32; detectors 8); with --ranks latency: images a timed call (1)."),
+    ] = None,
     workers: given.Workers = None,
     device: given.Device = None,
     report: Annotated[bool, typer.Option("--report", help="Also write a page about it, OUT/report.html.")] = False,
@@ -67,6 +85,8 @@ def accelerate(
     Examples:
 
     leanconv accelerate vgg16 --images photos/ --speedup 4 --out vgg16-4x
+
+    leanconv accelerate vgg16 --images photos/ --ranks latency --runtime onnxruntime --threads 1 --out vgg16-fast
 
     leanconv accelerate fasterrcnn_resnet50_fpn --images photos/ --count 300 --part backbone --out detector-4x
 
@@ -95,6 +115,7 @@ def accelerate(
         "speedup": speedup,
         "scheme": scheme,
         "solver": solver,
+        "refine": refine,
         "asymmetric": not symmetric,
         "ranks": chosen,
         "skip": [] if no_skip else skip or None,
@@ -102,7 +123,11 @@ def accelerate(
         "samples": samples,
         "seed": seed,
         "part": part,
+        "latency": latency,
+        "target": _target(chosen, runtime=runtime, threads=threads, dtype=dtype, batch=batch, device=device),
     }
+    if wanted["target"] is not None:
+        batch = None  # that of the target
     Options.check(**wanted)  # before minutes are spent on loading
     parse_memory(memory)
     check_new(out)
@@ -155,6 +180,22 @@ def _command() -> list[str]:
 
 def _at(page: Path | None) -> dict[str, str]:
     return {} if page is None else {"report": str(page)}
+
+
+def _target(
+    ranks: Any, *, runtime: str | None, threads: int | None, dtype: str | None, batch: int | None, device: str | None
+) -> dict[str, Any] | None:
+    """What --ranks latency times, torch where the network is computed; None for other ranks."""
+    asked: dict[str, Any] = {"runtime": runtime, "threads": threads, "dtype": dtype}
+    if ranks != "latency":
+        for name, value in asked.items():
+            if value is not None:
+                raise LeanconvError(f"--{name} goes with --ranks latency only; leave it out or give that.")
+        return None
+    asked["batch"] = batch
+    if runtime in (None, "torch"):
+        asked["device"] = str(given.pick_device(device))
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _ranks(text: str) -> Any:

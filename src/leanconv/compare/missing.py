@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leanconv.errors import listing
@@ -14,24 +15,41 @@ if TYPE_CHECKING:
 
 # Options of accelerate that say which weights the original has.
 WEIGHTS = ("--weights", "--num-classes")
+# What a command shows in place of one of several folders.
+EACH = "FOLDER"
 
 
 def remarks(results: Sequence[Result]) -> Iterator[str]:
     yield from _originals(results)
     yield from _unlike(results)
-    for result in results:
-        alike = [one for one in results if one.source == result.source]
-        if result.accuracy is None:
-            yield f"{result.folder}: no accuracy is recorded; record it: {evaluate_command(result, alike)}"
-    for result in results:
-        alike = [one for one in results if one.source == result.source]
-        if not result.times:
-            yield f"{result.folder}: no times are recorded; record them: {bench_command(result, alike)}"
+    tuned = [result.folder for result in results if result.tuned]
+    if tuned:
+        yield f"errors of the layers of {listing(tuned)} were measured before fine-tuning"
+    lacking = [result for result in results if result.accuracy is None]
+    yield from _missing("no accuracy is recorded; record it", lacking, results, evaluate_command)
+    lacking = [result for result in results if not result.times]
+    yield from _missing("no times are recorded; record them", lacking, results, bench_command)
     unknown = [
         result.folder for result in results if result.original == UNKNOWN and not (result.accuracy and result.times)
     ]
     if unknown:
         yield f"{UNKNOWN} stands for the original of {listing(unknown)}, as file.py:callable"
+
+
+def _missing(
+    said: str, lacking: Sequence[Result], results: Sequence[Result], command: Callable[[Result, Sequence[Result]], str]
+) -> Iterator[str]:
+    """One sentence for all folders that need the same command."""
+    groups: dict[str, list[Result]] = {}
+    for result in lacking:
+        alike = [one for one in results if one.source == result.source]
+        groups.setdefault(command(replace(result, folder=EACH), alike), []).append(result)
+    for common, (first, *more) in groups.items():
+        if more:
+            yield f"{listing([one.folder for one in (first, *more)])}: {said}, for {EACH} each of them: {common}"
+        else:
+            alike = [one for one in results if one.source == first.source]
+            yield f"{first.folder}: {said}: {command(first, alike)}"
 
 
 def _originals(results: Sequence[Result]) -> Iterator[str]:

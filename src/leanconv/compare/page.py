@@ -14,26 +14,23 @@ from leanconv.compare.missing import evaluate_command
 from leanconv.compare.results import Comparison
 from leanconv.compare.text import tables
 from leanconv.errors import LeanconvError, listing
-from leanconv.report import check_report
 from leanconv.report.markup import paragraph, table_of, tag, text
-from leanconv.report.page import MARK, plotly_js
-from leanconv.textfile import write_whole
+from leanconv.report.page import plotly_js
+from leanconv.report.write import check_place, put
+
+# In the first bytes of every comparison, which may be replaced by another.
+MARK = "leanconv comparison, version 1"
 
 
 def check_page(path: Path) -> None:
     """Refuse a place that cannot take a page, or a machine that cannot draw one, before anything is read."""
     if path.suffix != ".html" or path.is_dir():
         raise LeanconvError(f"--plot {str(path)!r} must be a file whose name ends in .html.")
-    check_report(path)
+    check_place(path, MARK, "comparison")
 
 
 def write_page(found: Comparison, path: Path) -> Path:
-    content = page(found)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
-    except OSError as error:
-        raise LeanconvError(f"cannot write {str(path)!r}: {error.strerror}; choose another place.") from error
+    put(page(found), path)
     return path
 
 

@@ -90,7 +90,10 @@ def compare(folders: Sequence[str | Path]) -> Comparison:
     """Read what ``result.save``, ``bench --record`` and ``evaluate --record`` left in ``folders``."""
     if not folders:
         raise LeanconvError("no folder was given; give the saved folders to compare.")
-    results = [_read(Path(folder)) for folder in dict.fromkeys(map(str, folders))]
+    places: dict[Path, Path] = {}  # each once, however often and in whatever way it is named
+    for folder in map(Path, folders):
+        places.setdefault(folder.resolve(), folder)
+    results = [_read(folder) for folder in places.values()]
     results.sort(key=lambda one: (one.source, one.macs_before, -one.macs_after, one.folder))
     return Comparison(tuple(results), tuple(remarks(results)))
 

@@ -9,6 +9,9 @@ from leanconv.compare.results import Comparison, Result
 from leanconv.evaluate.compare import points
 from leanconv.table import table
 
+WIDEST = 31  # characters of the name of an original
+CUT = "..."
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -37,13 +40,13 @@ def _cost(results: Sequence[Result]) -> Rows:
         if (result.source, result.macs_before) not in known:
             known.add((result.source, result.macs_before))
             counts = [_millions(result.macs_before), _millions(result.parameters_before)]
-            rows.append([result.source, "", "the original", "", *counts, "", ""])
+            rows.append([_cut(result.source), "", "the original", "", *counts, "", ""])
         rows.append(
             [
                 result.folder,
-                result.source,
+                _cut(result.source),
                 result.form,
-                f"{result.speedup:.2f}x",
+                f"{result.speedup:.2f}x" if result.speedup >= 1 else f"{1 / result.speedup:.2f}x dearer",
                 _millions(result.macs_after),
                 _millions(result.parameters_after),
                 f"{result.mean_error:.3f}",
@@ -52,6 +55,12 @@ def _cost(results: Sequence[Result]) -> Rows:
         )
     heads = ["cost", "made from", "scheme", "fewer MACs", "MMACs", "M params", "mean error", "max error"]
     return Rows("Cost, and the errors of layers", heads, rows, 3)
+
+
+def _cut(name: str) -> str:
+    """Both ends of a long name."""
+    half = (WIDEST - len(CUT)) // 2
+    return name if len(name) <= WIDEST else name[:half] + CUT + name[-half:]
 
 
 def _millions(count: int) -> str:

@@ -48,12 +48,13 @@ def examine() -> Examination:
     if problem is not None and not broken:
         broken.append(f"torch does not compute ({problem})")
     found, problem = attempt(runtimes)
+    running = [Line(name="all", problem=problem)] if found is None else found
     sections = {
         "versions": [*own, *libraries],
         "devices": devices(),
-        "runtimes": [Line(name="all", problem=problem)] if found is None else found,
+        "runtimes": running,
         "kernels": [kernels()],
-        "extras": extras(),
+        "extras": extras(running),
         "room": room(),
     }
     return Examination(sections, tuple(broken))

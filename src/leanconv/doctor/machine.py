@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from leanconv.doctor.line import Line, attempt, looked_at
+from leanconv.doctor.packages import broken
 from leanconv.errors import LeanconvError, listing
 
 # Less room than this is worth a word: the weights of a large network, twice.
@@ -75,7 +76,8 @@ def _runtime(name: str, places: list[str]) -> Line:
         else:
             refusals.append(problem.removeprefix(f"{LeanconvError.__name__}: ").rstrip("."))
     if not able:
-        return Line(name=name, problem=refusals[-1])
+        # To bench a library that cannot be imported is not there; here it matters whether it is.
+        return Line(name=name, problem=broken(_NEEDED.get(name, ())) or refusals[-1])
     details = attempt(_DETAILS[name])[0] if name in _DETAILS else None
     return Line(name=name, found="on " + " and ".join(able) + (f": {details}" if details else ""))
 
@@ -94,6 +96,8 @@ def _plugins() -> str:
     return listing(importlib.import_module("openvino").Core().available_devices)
 
 
+# Libraries of a runtime, as PyPI calls them.
+_NEEDED = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino", "onnx", "onnxscript")}
 _DETAILS = {"torch-compile": _compilers, "onnxruntime": _providers, "openvino": _plugins}
 
 

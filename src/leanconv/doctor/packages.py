@@ -44,22 +44,57 @@ def essentials() -> tuple[list[Line], list[str]]:
     return lines, broken
 
 
-def extras() -> list[Line]:
-    return [_extra(name, extra) for name, extra in EXTRAS.items()]
+def extras(runtimes: Sequence[Line] = ()) -> list[Line]:
+    """``runtimes``: what was found out about them, which a library that can be imported may still not do."""
+    stopped = {line.name: line.problem for line in runtimes if line.problem}
+    return [_extra(name, extra, stopped) for name, extra in EXTRAS.items()]
 
 
-def _extra(name: str, extra: Extra) -> Line:
-    lines = [package(one) for one in extra.packages]
-    found = ", ".join(f"{line.name} {line.found}" for line in lines if line.found) or None
-    missing = [line for line in lines if line.problem]
-    if not missing:
+def _extra(name: str, extra: Extra, stopped: dict[str, str]) -> Line:
+    looked = [_look(one) for one in extra.packages]
+    found = ", ".join(f"{one.name} {one.found}" for one in looked if one.found) or None
+    why = [f"{one.name} {one.problem}" for one in looked if one.problem]
+    remedies = [one.remedy or f"pip install 'leanconv[{name}]'" for one in looked if one.problem]
+    for one in looked:
+        if not one.problem and one.name in stopped:
+            why.append(f"{one.name} does not run here ({stopped[one.name]})")
+            remedies += [] if "pip install" in stopped[one.name] else [_again(one.name)]
+    if not why:
         return Line(name=name, found=found)
-    why = ", ".join(f"{line.name} {line.problem}" for line in missing)
-    return Line(name=name, found=found, problem=f"{why}, for {extra.purpose}: pip install 'leanconv[{name}]'")
+    problem = f"{', '.join(why)}, for {extra.purpose}"
+    return Line(
+        name=name, found=found, problem=": ".join(filter(None, [problem, " and ".join(dict.fromkeys(remedies))]))
+    )
 
 
 def package(name: str) -> Line:
     """Its version, and what is wrong with it: missing, broken or too old."""
+    found = _look(name)
+    problem = found.problem if found.remedy is None else f"{found.problem}: {found.remedy}"
+    return Line(name=name, found=found.found, problem=problem)
+
+
+def broken(names: Sequence[str]) -> str | None:
+    """What is wrong with those of ``names`` that are installed, and do not work."""
+    lines = [package(name) for name in names]
+    return ", ".join(f"{line.name} {line.problem}" for line in lines if line.found and line.problem) or None
+
+
+def _again(name: str) -> str:
+    return f"pip install --force-reinstall {name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Looked:
+    """``remedy`` None: where there is a problem, it is to be installed like everything that is missing."""
+
+    name: str
+    found: str | None
+    problem: str | None = None
+    remedy: str | None = None
+
+
+def _look(name: str) -> _Looked:
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -67,14 +102,16 @@ def package(name: str) -> Line:
     module, problem = attempt(lambda: importlib.import_module(MODULES.get(name, name)))
     if module is None:
         absent = version is None and problem is not None and problem.startswith("ModuleNotFoundError")
-        return Line(name=name, found=version, problem="is missing" if absent else f"cannot be imported ({problem})")
+        if absent:
+            return _Looked(name=name, found=None, problem="is missing")
+        return _Looked(name=name, found=version, problem=f"cannot be imported ({problem})", remedy=_again(name))
     # The module's own word says more, such as what torch was built for.
     own = getattr(module, "__version__", None)
     version = str(own or version or "of unknown version")
     least = _least().get(name)
     if least is not None and _numbers(version) < _numbers(least):
-        return Line(name=name, found=version, problem=f"is older than {least}: pip install -U {name}")
-    return Line(name=name, found=version)
+        return _Looked(name=name, found=version, problem=f"is older than {least}", remedy=f"pip install -U {name}")
+    return _Looked(name=name, found=version)
 
 
 def _least() -> dict[str, str]:

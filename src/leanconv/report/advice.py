@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 from leanconv.errors import listing
 from leanconv.report.facts import Facts, LayerFacts
+from leanconv.report.markup import points
+from leanconv.report.repeat import plain_name
 
 # A layer's error this many times the median of all stands out.
 STANDS_OUT = 1.25
+# A loss that may be this large, as a share, is not known to be small.
+NARROW = 0.01
 # Time that fell by less than this share of what MACs did needs a word.
 BEHIND = 0.7
 
@@ -28,7 +32,7 @@ def advice(facts: Facts) -> list[Advice]:
 
 def _judge(facts: Facts) -> Advice | None:
     folder, original = shlex.quote(facts.folder), shlex.quote(facts.original)
-    tuned = shlex.quote(f"{facts.folder}-tuned")
+    tuned = shlex.quote(f"{plain_name(facts.folder)}-tuned")
     weights = "" if facts.weights is None else f" --weights {shlex.quote(facts.weights)}"
     if facts.accuracy is None or facts.accuracy.scores[0].lost is None:
         return Advice(
@@ -36,7 +40,14 @@ def _judge(facts: Facts) -> Advice | None:
             f"leanconv evaluate {original} {folder} --data LABELLED{weights} --record",
         )
     first = facts.accuracy.scores[0]
-    if first.within_noise:
+    if first.interval is not None and first.within_noise:
+        low, high = first.interval.low, first.interval.high
+        if high >= NARROW:
+            return Advice(
+                f"What was lost in {first.label} lies somewhere between {points(low)} and {points(high)} points: too "
+                "few images to tell, evaluate on more.",
+                f"leanconv evaluate {original} {folder} --data MORE{weights} --record",
+            )
         return Advice(
             f"What was lost in {first.label} is within noise: a larger speed-up may be had for little; the slider "
             "shows the ranks it would take."
@@ -55,7 +66,7 @@ def _time(facts: Facts) -> Advice | None:
     if facts.times is None:
         return Advice("MACs are not milliseconds: measure the time on the machine it is for.", command)
     one = facts.times.measurements[0]
-    if one.ratio.value < BEHIND * facts.speedup:
+    if facts.speedup > 1 and one.ratio.value < BEHIND * facts.speedup:
         said = (
             f"MACs fell {facts.speedup:.2f}x but time on {one.runtime}, batch {one.batch}, only {one.ratio.value:.2f}x"
         )
@@ -87,10 +98,13 @@ def _error(facts: Facts) -> Advice | None:
     worst, layer = max(layers, key=lambda pair: pair[0])
     if worst < STANDS_OUT * errors[len(errors) // 2]:
         return None
+    said = f"{layer.name} has the largest error ({worst:.3f}{', before fine-tuning' if facts.tuned else ''})"
+    if facts.macs_after >= facts.macs_before:
+        return Advice(f"{said}: leave it alone, as these ranks save nothing.")
     saved = (layer.macs_before - layer.macs_after) / (facts.macs_before - facts.macs_after)
     return Advice(
-        f"{layer.name} has the largest error ({worst:.3f}) and brings {100 * saved:.0f} % of what is saved: a larger "
-        "rank there, or leaving it alone, costs the least where that share is small."
+        f"{said} and brings {100 * saved:.0f} % of what is saved: a larger rank there, or leaving it alone, costs the "
+        "least where that share is small."
     )
 
 

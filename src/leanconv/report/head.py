@@ -28,20 +28,23 @@ def cards(facts: Facts) -> str:
     found = [
         _card(
             "Multiply-accumulates",
-            f"{facts.speedup:.2f}x",
-            "fewer",
+            *change(facts.macs_before, facts.macs_after, "dearer"),
             f"{si(facts.macs_before)} → {si(facts.macs_after)} an image",
         ),
         _card(
             "Parameters",
-            f"{facts.parameters_before / facts.parameters_after:.2f}x",
-            "fewer",
+            *change(facts.parameters_before, facts.parameters_after, "more"),
             f"{si(facts.parameters_before)} → {si(facts.parameters_after)} in all layers",
         ),
         _time_card(facts),
         _accuracy_card(facts),
     ]
     return "".join(found)
+
+
+def change(before: int, after: int, risen: str) -> tuple[str, str]:
+    """How many times fewer, or ``risen``; always from 1 up."""
+    return (f"{before / after:.2f}x", "fewer") if after <= before else (f"{after / before:.2f}x", risen)
 
 
 def _card(title: str, figure: str | None, unit: str, below: str) -> str:
@@ -58,7 +61,7 @@ def _time_card(facts: Facts) -> str:
     one = facts.times.measurements[0]
     below = (
         f"{one.before.value:.2f} → {one.after.value:.2f} ms, {one.runtime}, batch {one.batch}; 95 % interval "
-        f"{one.ratio.low:.2f} to {one.ratio.high:.2f}"
+        f"{one.ratio.low:.2f} to {one.ratio.high:.2f}{', noisy' if one.noisy else ''}"
     )
     word = "faster" if one.ratio.value >= 1 else "as fast"
     return _card("Measured time", f"{one.ratio.value:.2f}x", word, below)

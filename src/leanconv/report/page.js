@@ -13,6 +13,7 @@ function element(tag, attributes = {}, ...children) {
 }
 
 const times = (ranks) => ranks.join(" × ");
+const counted = (number) => `${number} ${number === 1 ? "layer" : "layers"}`;
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
 // Four digits at most, with the unit that suits: 29.4 M.
@@ -79,7 +80,8 @@ function describe(layer) {
   if (!layer.scheme) return `${layer.name}: ${macs(layer.macs_before)} MACs, left alone${layer.reason ? ` (${layer.reason})` : ""}`;
   const ratio = (layer.macs_before / layer.macs_after).toFixed(2);
   return `${head} (${ratio}x), ${layer.scheme}, rank ${times(layer.ranks)} of ${times(layer.limits)}, ` +
-    `energy ${percent(layer.energy)}, error ${layer.error === null ? "infinite" : layer.error.toFixed(3)}`;
+    `energy ${percent(layer.energy)}, error ${layer.error === null ? "infinite" : layer.error.toFixed(3)}` +
+    (facts.tuned ? " before fine-tuning" : "");
 }
 
 function drawStrip() {
@@ -159,13 +161,23 @@ function keptSpectra() {
   return { ...facts.spectra, layers };
 }
 
+// The slider should not end at a refusal: the last of its places up to `end` that can be had, if one is soon found.
+function lastMet(choose, end) {
+  const until = performance.now() + 300; // milliseconds
+  for (let twentieths = Math.round(20 * end); twentieths > 22 && performance.now() < until; twentieths -= 1) {
+    if (choose.select(twentieths / 20).ok) return twentieths / 20;
+  }
+  return end;
+}
+
 function whatIf(kept) {
   const choose = chooser(kept);
   const now = new Map(facts.layers.map((layer) => [layer.name, layer]));
   const [slider, exact, said, body] = ["what-slider", "what-number", "what-said", "what-body"].map(byId);
   const most = Math.floor(100 * choose.reachable) / 100;
   const top = Math.max(Math.min(most, Math.max(10, 2 * facts.target)), 1.1);
-  slider.max = exact.max = String(Math.floor(20 * top) / 20);
+  slider.max = String(lastMet(choose, Math.floor(20 * top) / 20));
+  exact.max = String(most);
   byId("what-most").textContent = `With every rank at 1 it would be ${most.toFixed(2)}x.`;
 
   // The rows are made once; moving the slider changes what is in them.
@@ -183,19 +195,23 @@ function whatIf(kept) {
     return { c, row, cells, was };
   });
 
+  const box = body.closest(".box");
+  const command = byId("what-command");
+
+  // Nothing of an earlier answer is left beside it.
+  function refuse(sentence) {
+    said.textContent = sentence;
+    box.hidden = true;
+    command.textContent = "";
+  }
+
   function show() {
     const speedup = Number(exact.value);
-    if (!(speedup > 1)) {
-      said.textContent = "Give a number above 1.";
-      return;
-    }
-    const found = choose.select(speedup);
     body.dataset.speedup = String(speedup);
-    body.parentElement.hidden = !found.ok;
-    if (!found.ok) {
-      said.textContent = found.sentence;
-      return;
-    }
+    if (!(speedup > 1)) return refuse("Give a number above 1.");
+    const found = choose.select(speedup);
+    if (!found.ok) return refuse(found.sentence);
+    box.hidden = false;
     const takers = new Map(found.merged.map(([giver, taker]) => [taker, giver]));
     for (const { c, row, cells, was } of rows) {
       const choice = found.plan.get(c.name);
@@ -214,9 +230,10 @@ function whatIf(kept) {
     const after = facts.macs_before / found.speedup;
     const changed = rows.filter(({ row }) => row.classList.contains("changed")).length;
     said.textContent =
-      `At ${speedup}x: ${found.plan.size} layers in factors, ${macs(facts.macs_before)} → ${macs(after)} MACs ` +
-      `(${found.speedup.toFixed(3)}x, skipped layers counted); ${changed ? changed : "no"} layers differ from this run.`;
-    byId("what-command").textContent = facts.another.replaceAll("{speedup}", String(speedup));
+      `At ${speedup}x: ${counted(found.plan.size)} in factors, ${macs(facts.macs_before)} → ${macs(after)} MACs ` +
+      `(${found.speedup.toFixed(3)}x, skipped layers counted); ${changed ? counted(changed) : "no layer"} ` +
+      `${changed > 1 ? "differ" : "differs"} from this run.`;
+    command.textContent = facts.another.replaceAll("{speedup}", String(speedup));
   }
 
   let waiting = 0;
@@ -229,12 +246,25 @@ function whatIf(kept) {
     soon();
   });
   exact.addEventListener("input", () => {
-    slider.value = exact.value;
+    if (Number.isFinite(exact.valueAsNumber)) slider.value = exact.value;
     soon();
   });
   slider.value = exact.value = String(facts.target);
   show();
 }
+
+// --- paper -----------------------------------------------------------------------------------------------------------
+
+// What is folded on the screen is open on paper, and as it was afterwards.
+let unfolded = [];
+addEventListener("beforeprint", () => {
+  unfolded = [...document.querySelectorAll("details:not([open])")];
+  for (const one of unfolded) one.open = true;
+});
+addEventListener("afterprint", () => {
+  for (const one of unfolded) one.open = false;
+  unfolded = [];
+});
 
 drawStrip();
 const kept = facts.spectra && keptSpectra();

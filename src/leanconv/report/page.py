@@ -20,6 +20,7 @@ from leanconv.errors import LeanconvError
 from leanconv.ranks import KeptSpectra
 from leanconv.report import head, sections
 from leanconv.report.facts import Facts, LayerFacts
+from leanconv.report.sections import SLOWEST
 
 # In the first bytes of every report: what says that a file is one, and may be replaced.
 MARK = "leanconv report, version 1"
@@ -28,10 +29,11 @@ MARK = "leanconv report, version 1"
 def page(facts: Facts) -> str:
     """The whole file. Everything that comes from outside is escaped where it is put in."""
     e = escape
+    figure, fewer = head.change(facts.macs_before, facts.macs_after, "dearer")
     pieces = {
         "mark": MARK,
-        "title": e(f"{facts.network}, {facts.speedup:.2f}x: leanconv report"),
-        "heading": e(f"{facts.network}, {facts.speedup:.2f}x fewer MACs"),
+        "title": e(f"{facts.network}, {figure}{'' if fewer == 'fewer' else f' {fewer}'}: leanconv report"),
+        "heading": e(f"{facts.network}, {figure} {'fewer' if fewer == 'fewer' else f'{fewer} in'} MACs"),
         "summary": e(head.summary(facts)),
         "cards": head.cards(facts),
         "advice": head.advised(facts),
@@ -39,6 +41,7 @@ def page(facts: Facts) -> str:
         "legend": e(sections.legend(facts)),
         "ranks_label": e(sections.ranks_label(facts)),
         "curves": sections.curves(facts),
+        "error_title": e(f"Error behind the activation{sections.when(facts)}"),
         "error_label": e(sections.error_label(facts)),
         "times": sections.times(facts),
         "accuracy": sections.accuracy(facts),
@@ -73,8 +76,9 @@ def _data(facts: Facts) -> dict[str, Any]:
     return {
         "macs_before": facts.macs_before,
         "macs_after": facts.macs_after,
-        # Ranks by hand have no target; the nearest one below what they gave is shown.
-        "target": math.floor(20 * facts.speedup) / 20 if asked is None else asked,
+        # Ranks by hand have no target; the nearest one below what they gave is shown, if the slider has it.
+        "target": max(SLOWEST, math.floor(20 * facts.speedup) / 20) if asked is None else asked,
+        "tuned": facts.tuned is not None,
         "another": facts.another,
         "layers": [_layer(layer) for layer in facts.layers],
         "times": [asdict(layer) for layer in facts.times.layers] if facts.times else [],

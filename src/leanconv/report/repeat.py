@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
+from pathlib import Path
 from typing import Any
 
 from leanconv.options import Options
@@ -46,6 +48,14 @@ def weights_of(data: dict[str, Any]) -> str | None:
     return None
 
 
+def plain_name(folder: str) -> str:
+    """``folder`` spelt so that a word can be put behind its name: without a slash, and by name where it is ``.``."""
+    path = Path(folder)
+    if path.name in ("", ".."):
+        path = Path(os.path.normpath(path / ".." / path.resolve().name))
+    return str(path)
+
+
 def at_another_speedup(data: dict[str, Any]) -> str:
     """The same with ``{speedup}`` for the target, and another folder to write where one is named; by energy."""
     mark = "{speedup}"
@@ -59,7 +69,7 @@ def at_another_speedup(data: dict[str, Any]) -> str:
         name, equals, value = word.partition("=")
         if name in ("--speedup", "--ranks", "--out"):
             value = value if equals else next(rest, "")
-            words += [name, f"{shlex.quote(value)}-{mark}x"] if name == "--out" else []
+            words += [name, f"{shlex.quote(plain_name(value))}-{mark}x"] if name == "--out" else []
         else:
             words.append(shlex.quote(word))
     return " ".join([*words, "--speedup", mark])

@@ -19,6 +19,8 @@ from leanconv.report.markup import (
 )
 from leanconv.report.measured import Score
 
+SLOWEST = 1.05  # where the slider begins
+
 
 def layers(facts: Facts) -> str:
     heads = ["layer", "scheme", "ranks", "of", "MACs", "after", "ratio", "energy", "error"]
@@ -67,15 +69,21 @@ def _error_meaning(facts: Facts) -> str:
     given = "the inputs the layers before it now give it" if facts.options["asymmetric"] else "the original's inputs"
     if facts.options["scheme"] in ("spatial", "spatial-sgd"):
         given = "the inputs the accelerated network gives it"
-    return f"error: ‖r(y) − r(ỹ)‖ / ‖r(y)‖ behind the activation r, with {given}"
+    return f"error: ‖r(y) − r(ỹ)‖ / ‖r(y)‖ behind the activation r, with {given}{when(facts)}"
+
+
+def when(facts: Facts) -> str:
+    """Errors are measured while layers are solved; training changes them."""
+    return "" if facts.tuned is None else ", measured before fine-tuning"
 
 
 def error_label(facts: Facts) -> str:
     errors = {layer.name: layer.error for layer in facts.accelerated if layer.error is not None}
     worst, best = max(errors, key=errors.__getitem__), min(errors, key=errors.__getitem__)
     return (
-        f"Bar chart of the error of {count(len(errors), 'layer')}: the largest {errors[worst]:.3f} at {worst}, the "
-        f"smallest {errors[best]:.3f} at {best}. The numbers are in the table layer by layer."
+        f"Bar chart of the error of {count(len(errors), 'layer')}{when(facts)}: the largest "
+        f"{errors[worst]:.3f} at {worst}, the smallest {errors[best]:.3f} at {best}. The numbers "
+        "are in the table layer by layer."
     )
 
 
@@ -196,7 +204,7 @@ def what_if(facts: Facts) -> str:
         'Ranks are chosen here and now from the spectra of this run, by the rule of ranks="energy"; accelerating with '
         "that target gives the same ones." + other
     )
-    slider = tag("input", type="range", id="what-slider", min="1.05", step="0.05", aria_describedby="what-said")
+    slider = tag("input", type="range", id="what-slider", min=str(SLOWEST), step="0.05", aria_describedby="what-said")
     exact = tag("input", type="number", id="what-number", min="1.01", step="any")
     controls = tag(
         "div",
@@ -232,7 +240,8 @@ def skipped(facts: Facts) -> str:
 
 
 def repeated(facts: Facts) -> str:
-    how = "The command, as it was typed:" if facts.typed else f"In Python, with model a {facts.network}:"
+    how = "The command, as it was typed" if facts.typed else f"In Python, with model a {facts.network}"
+    how += ":" if facts.tuned is None else "; this made the network before fine-tuning:"
     options = facts.options
     entries = {
         "saved in": facts.folder,

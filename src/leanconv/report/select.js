@@ -222,7 +222,7 @@ const chooser = (() => {
       if (most <= 1.005) throw new Refused(`The ${scheme} scheme can make no layer of this network cheaper.`);
       if (most < speedup) {
         const reach = (Math.floor(100 * most + 1e-9) / 100).toFixed(2);
-        throw new Refused(`${speedup}x cannot be reached: with every rank at 1 this network gets ${reach}x.`);
+        throw new Refused(`${speedup}x cannot be reached: with every rank at 1 this network gets ${reach}x; ask for at most that.`);
       }
       const budget = Math.floor((before / speedup) * (1 + 1e-12)) - fixed;
       const pointwise = denseOf(candidates.filter((c) => c.pointwise)) / Math.max(denseOf(candidates), 1);
@@ -237,7 +237,17 @@ const chooser = (() => {
         const exact = picked(numbers);
         if (within(candidates, exact, fixed, before, speedup)) return exact;
       }
-      throw new Refused(`${speedup}x cannot be met to within 2 %: no choice of ranks lands there. Try a little more.`);
+      const above = nearestAbove(fixed, budget);
+      const hint = above === null ? "" : `; the best plan above it gives ${above.toFixed(3)}x: ask for that`;
+      throw new Refused(`${speedup}x cannot be met to within 2 %: no choice of ranks lands there${hint}.`);
+    }
+
+    // What Python's refusal names (_too_coarse).
+    function nearestAbove(fixed, budget) {
+      const numbers = bestInWindow(allOptions(), -1, budget);
+      if (numbers === null) return null;
+      const cost = fixed + sum(numbers.map((number, i) => options[i].costs[number]));
+      return Math.floor((1000 * before) / cost + 1e-9) / 1000;
     }
 
     // --- ranks/merged.py -------------------------------------------------------------------------------------------

@@ -52,7 +52,8 @@ def nonlinear(
     """min over M of the given rank, b: sum ||r(t_i) - r(s_i + M y_i + b)||^2, for ``target`` t and ``y`` n x d.
 
     ``addend`` s (n x d, None for zero) is what a shortcut adds; the target then includes the true shortcut.
-    In a ``space`` of m < d dimensions products are with the coordinates x of y, n x m.
+    In a ``space`` of m < d dimensions products are with the coordinates x of y, n x m. With a space's ``inputs`` x, of
+    which y are the responses of given filters, the map is one of x, among all filters: never worse, at m / d the price.
 
     Relaxed with auxiliary z_i (``method.md``), alternating (i) reduced-rank regression of z - s on y and (ii) the
     z-step, from the linear solution. Symmetric when ``target`` is ``y``. A phase of the schedule ends early when

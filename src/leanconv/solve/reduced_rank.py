@@ -34,6 +34,7 @@ class Regressor:
     inverse_root: Tensor
     inverse: Tensor
     basis: Tensor | None
+    given: bool  # the coordinates were: a space with inputs
 
     @classmethod
     def of(cls, y: Tensor, space: ResponseSpace | None = None) -> Regressor:
@@ -43,7 +44,8 @@ class Regressor:
         root, inverse_root = roots(moments.regular(space.prior), moments.noise(y.dtype))
         if space.basis is not None:
             root = space.basis @ root
-        return cls(x, moments.mean, root, inverse_root, inverse_root @ inverse_root, space.basis)
+        inverse = inverse_root @ inverse_root
+        return cls(x, moments.mean, root, inverse_root, inverse, space.basis, space.inputs is not None)
 
     def whitened(self, difference_by_x: Tensor) -> Tensor:
         """A (d x m) from the centred sum (z - y) x^T (d x m)."""
@@ -58,15 +60,15 @@ class Regressor:
         return LowRank(u.to(dtype), q.to(dtype), b.to(dtype))
 
     def on_responses(self, fitted: LowRank) -> LowRank:
-        """The same map of the responses y: Q^T x = (B Q)^T y."""
-        if self.basis is None:
+        """The same map of the responses y: Q^T x = (B Q)^T y; one of given inputs stays as it is."""
+        if self.basis is None or self.given:
             return fitted
         return LowRank(fitted.p, self.basis.to(fitted.q.dtype) @ fitted.q, fitted.b)
 
 
 def leading_subspace(a: Tensor, rank: int) -> Tensor:
-    """The ``rank`` leading left singular vectors (columns) of A (d x m, m <= d). Cost O(m^3 + d m rank)."""
-    if a.shape[0] == a.shape[1]:
+    """The ``rank`` leading left singular vectors (columns) of A (d x m). Cost O(d m min(d, m))."""
+    if a.shape[0] <= a.shape[1]:
         vectors: Tensor = torch.linalg.eigh(a @ a.T).eigenvectors
         return vectors[:, len(a) - rank :].flip(1)
     right = torch.linalg.eigh(a.T @ a).eigenvectors[:, a.shape[1] - rank :].flip(1)

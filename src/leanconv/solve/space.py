@@ -19,10 +19,14 @@ class ResponseSpace:
 
     ``prior`` is the scatter of x, up to scale, in response to white noise: W W^T, or B^T W W^T B. Where the images
     show nothing, it says where responses can be. Float64.
+
+    ``inputs`` (n x m): what the filters ``basis`` B = W have seen, in place of coordinates, for m of any size. Maps are
+    then of rank at most that asked for among all filters of these inputs, and not only among mixtures of the d given.
     """
 
     prior: Tensor
     basis: Tensor | None
+    inputs: Tensor | None = None
 
     @classmethod
     def of(cls, filters: Tensor) -> ResponseSpace:
@@ -34,10 +38,19 @@ class ResponseSpace:
         return cls(triangle @ triangle.T, basis)
 
     @classmethod
+    def behind(cls, inputs: Tensor, filters: Tensor, before: Tensor) -> ResponseSpace:
+        """Of ``filters`` (d x r x 1 x k) on ``inputs`` (n x (r k)): what r filters ``before`` give at k places."""
+        scatter = before.flatten(1).to(torch.float64)
+        places = torch.eye(filters.shape[-1], dtype=torch.float64, device=filters.device)
+        return cls(torch.kron(scatter @ scatter.T, places), filters.flatten(1).to(torch.float64), inputs)
+
+    @classmethod
     def anywhere(cls, y: Tensor) -> ResponseSpace:
         """Of responses ``y`` (n x d) to filters nobody knows."""
         return cls(torch.eye(y.shape[1], dtype=torch.float64, device=y.device), None)
 
     def coordinates(self, y: Tensor) -> Tensor:
         """n x d -> n x m, in the dtype of ``y``."""
+        if self.inputs is not None:
+            return self.inputs
         return y if self.basis is None else y @ self.basis.to(y.dtype)

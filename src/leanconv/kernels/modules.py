@@ -1,0 +1,123 @@
+"""The modules that call the kernels: those that stood there before, under the same names, in another class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from leanconv.kernels.launch import activate
+from leanconv.kernels.op import factored, runs_here
+from leanconv.network.factored import Factored
+
+
+class Absorbed(nn.Identity):
+    """Where an activation or a pooling was that the layer before it now does."""
+
+
+class Fused(nn.Module):
+    """A layer that does what follows it too: its ``activation``, and with ``pooled`` the 2 x 2 pooling behind that.
+
+    It runs as torch's own operations, to the numbers it gave before, wherever the kernels do not apply: on a CPU, in
+    training, under autocast, and in exported programs, which run without leanconv.
+    """
+
+    activation: str = "none"
+    pooled: bool = False
+
+    def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
+        weights, bias = self.factors()
+        if self._plain(x, [*weights, *([] if bias is None else [bias]), *([] if addend is None else [addend])]):
+            x = self.unfused(x)
+            x = x if addend is None else x + addend
+            x = activate(x, self.activation)
+            return F.max_pool2d(x, 2) if self.pooled else x
+        answer: Tensor = factored(self.padded(x), weights, bias, addend, self.geometry(), self.activation, self.pooled)
+        return answer
+
+    def _plain(self, x: Tensor, others: Sequence[Tensor]) -> bool:
+        if torch.compiler.is_exporting() or not runs_here(x) or torch.is_autocast_enabled(x.device.type):
+            return True
+        trained = torch.is_grad_enabled() and (x.requires_grad or any(other.requires_grad for other in others))
+        return trained or any(other.dtype != x.dtype or other.device != x.device for other in others)
+
+    def factors(self) -> tuple[list[Tensor], Tensor | None]:
+        """The weights of the convolutions, and the bias of the last."""
+        raise NotImplementedError
+
+    def geometry(self) -> list[int]:
+        """Stride, padding and dilation of each."""
+        raise NotImplementedError
+
+    def unfused(self, x: Tensor) -> Tensor:
+        """The layer alone, in torch's own operations."""
+        raise NotImplementedError
+
+    def padded(self, x: Tensor) -> Tensor:
+        """What the first convolution is given."""
+        return x
+
+    def extra_repr(self) -> str:
+        parts = [super().extra_repr(), f"then={self.activation}" if self.activation != "none" else ""]
+        return ", ".join(part for part in [*parts, "2 x 2 pooling" if self.pooled else ""] if part)
+
+
+class FusedFactored(Fused, Factored):
+    """Factors in a row, in one or two launches."""
+
+    def factors(self) -> tuple[list[Tensor], Tensor | None]:
+        layers = convolutions(self)
+        return [layer.weight for layer in layers], layers[-1].bias
+
+    def geometry(self) -> list[int]:
+        return [number for layer in convolutions(self) for number in numbers(layer)]
+
+    def unfused(self, x: Tensor) -> Tensor:
+        answer: Tensor = nn.Sequential.forward(self, x)  # type: ignore[no-untyped-call]
+        return answer
+
+    def padded(self, x: Tensor) -> Tensor:
+        for module in self:
+            if not isinstance(module, nn.Conv2d):
+                x = module(x)
+        return x
+
+
+class FusedConv2d(Fused, nn.Conv2d):
+    """A convolution that was not factorised, with its activation in the same launch."""
+
+    def factors(self) -> tuple[list[Tensor], Tensor | None]:
+        return [self.weight], self.bias
+
+    def geometry(self) -> list[int]:
+        return numbers(self)
+
+    def unfused(self, x: Tensor) -> Tensor:
+        return nn.Conv2d.forward(self, x)
+
+
+def convolutions(module: nn.Module) -> list[nn.Conv2d]:
+    return [child for child in module.children() if isinstance(child, nn.Conv2d)]
+
+
+def numbers(layer: nn.Conv2d) -> list[int]:
+    """Stride, padding and dilation; the padding as numbers."""
+    padding = layer.padding
+    if isinstance(padding, str):
+        around = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        padding = (around[0] // 2, around[1] // 2) if padding == "same" else (0, 0)
+    return [*layer.stride, *padding, *layer.dilation]
+
+
+def why_not(layer: nn.Conv2d) -> str | None:
+    """Why the kernels cannot compute a convolution; None if they can."""
+    if layer.groups != 1:
+        return "it has groups"
+    if layer.padding_mode != "zeros" and any(numbers(layer)[2:4]):
+        return f"its padding is {layer.padding_mode}"
+    uneven = [d * (k - 1) % 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+    if layer.padding == "same" and any(uneven):
+        return "its padding differs between the sides"
+    return None

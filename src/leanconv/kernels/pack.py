@@ -1,0 +1,94 @@
+"""Filters in the order the kernels read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from leanconv.kernels.stage import PACKED, Stage, precision, up
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Filters as a matrix of inputs x filters, padded with zeros. float32 is kept the other way round: matrix units
+    read half precision either way, float32 only along the inputs."""
+
+    values: Tensor
+    rows: int  # a tap
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        inputs, filters = self.values.stride()
+        return inputs, filters
+
+
+T = TypeVar("T")
+# tensor -> {what was made of it: (the tensor's version, where it lay, the thing itself)}
+_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _once(tensor: Tensor, key: object, make: Callable[[], T]) -> T:
+    """What ``make`` makes of ``tensor``, made again only when the tensor has changed."""
+    if tensor.is_inference():  # whose changes cannot be seen
+        return make()
+    forms = _kept.setdefault(tensor, {})
+    now = (tensor._version, tensor.data_ptr())
+    found: tuple[int, int, T] | None = forms.get(key)
+    if found is not None and found[:2] == now:
+        return found[2]
+    # What is made in inference mode could not be told from what has changed, if more is made of it.
+    with torch.inference_mode(False), torch.no_grad():
+        made = make()
+    # Memory that belongs to a graph being recorded is not to be kept beyond it.
+    if not (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
+        forms[key] = (*now, made)
+    return made
+
+
+def packed(weight: Tensor, *, flat: bool, columns: int) -> Matrix:
+    """``weight`` (filters x channels x kh x kw), packed once for as long as it does not change."""
+    key = (flat, columns, precision(weight.dtype))
+    return _once(weight, key, lambda: _matrix(weight, flat, columns))
+
+
+def padded_bias(bias: Tensor, stage: Stage) -> Tensor:
+    """``bias``, long enough for every column that is computed."""
+    length = up(max(stage.outputs, stage.columns), PACKED)
+    return _once(bias, length, lambda: F.pad(bias.detach(), (0, length - len(bias))))
+
+
+def aligned(first: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+    """Two convolutions in a row with zeros between them up to 16 channels: positions of the map between them then begin
+    where it can be read in large pieces."""
+    filters = first.shape[0]
+    more = up(filters, 16) - filters
+    if more == 0:
+        return first, following
+    return (
+        _once(first, "filters", lambda: F.pad(first.detach(), (0, 0, 0, 0, 0, 0, 0, more))),
+        _once(following, "channels", lambda: F.pad(following.detach(), (0, 0, 0, 0, 0, more))),
+    )
+
+
+def _matrix(weight: Tensor, flat: bool, columns: int) -> Matrix:
+    filters, channels, high, wide = weight.shape
+    taps = weight.detach().permute(2, 3, 1, 0).reshape(high * wide, channels, filters)  # tap x channel x filter
+    if flat:
+        taps = taps.reshape(1, high * wide * channels, filters)
+    rows = up(taps.shape[1], PACKED)
+    taps = F.pad(taps, (0, columns - filters, 0, rows - taps.shape[1]))
+    values = to_tf32(taps.reshape(-1, columns))
+    return Matrix(values.t().contiguous().t() if values.dtype == torch.float32 else values.contiguous(), rows)
+
+
+def to_tf32(values: Tensor) -> Tensor:
+    """float32 rounded to the ten bits matrix units keep, which else cut the rest off; where they are allowed to."""
+    if precision(values.dtype) != "tf32" or not values.is_cuda:
+        return values
+    return ((values.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)

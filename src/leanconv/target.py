@@ -1,0 +1,105 @@
+"""What a network is made fast for, and the times that were measured there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from leanconv.errors import LeanconvError, listing, unknown_name, whole
+
+RUNTIMES = ("torch", "onnxruntime", "openvino")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What ``ranks="latency"`` times: one call of the whole network, and single layers at the sizes they have in it.
+
+    Attributes:
+        runtime: ``"torch"`` (operation by operation), ``"onnxruntime"`` or ``"openvino"``.
+        device: for example ``"cpu"`` or ``"cuda"``. Default: where the model is for torch, the CPU for the others.
+        threads: CPU threads of the runtime. One by default: what is fast on one thread is fast on each of many.
+        batch: images a call.
+        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+
+    Examples:
+        >>> import leanconv
+        >>> print(leanconv.Target(runtime="onnxruntime"))
+        onnxruntime on cpu, 1 thread, batch 1, float32
+    """
+
+    runtime: Literal["torch", "onnxruntime", "openvino"] = "torch"
+    device: str | None = None
+    threads: int = 1
+    batch: int = 1
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.runtime not in RUNTIMES:
+            raise unknown_name(str(self.runtime), RUNTIMES, what="runtime", where="target")
+        if self.dtype not in DTYPES:
+            raise LeanconvError(f"dtype={self.dtype!r} of the target is not known; use {listing(DTYPES)}.")
+        if self.device is None and self.runtime != "torch":
+            object.__setattr__(self, "device", "cpu")
+        if self.device is not None:
+            object.__setattr__(self, "device", str(self.device))
+        object.__setattr__(self, "threads", whole("threads", self.threads, 1))
+        object.__setattr__(self, "batch", whole("batch", self.batch, 1))
+
+    @classmethod
+    def check(cls, given: Any) -> Target:
+        """``given`` as it is, the usual for None, or from a mapping of the same names."""
+        if given is None:
+            return cls()
+        if isinstance(given, cls):
+            return given
+        known = tuple(cls.__dataclass_fields__)
+        if not isinstance(given, Mapping):
+            raise LeanconvError(f"target is a {type(given).__name__}; give leanconv.Target(runtime=..., threads=...).")
+        for name in given:
+            if name not in known:
+                raise unknown_name(str(name), known, what="setting", where="target")
+        return cls(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
+        place = "" if self.device is None else f" on {self.device}"
+        return f"{self.runtime}{place}, {threads}, batch {self.batch}, {self.dtype}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Both networks timed in turns.
+
+    Attributes:
+        target: what they were timed on.
+        original_ms: median milliseconds of a call of the original.
+        accelerated_ms: and of the accelerated network.
+        ratio: how many times longer the original takes.
+        low: lower end of the ratio's 95 % interval.
+        high: upper end.
+    """
+
+    target: Target
+    original_ms: float
+    accelerated_ms: float
+    ratio: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Measured:
+        return cls(**{**data, "target": Target(**data["target"])})
+
+    def __str__(self) -> str:
+        return (
+            f"{self.ratio:.2f}x less time (95 % interval {self.low:.2f} to {self.high:.2f}): {self.original_ms:.2f} ms "
+            f"-> {self.accelerated_ms:.2f} ms; {self.target}"
+        )
