@@ -354,6 +354,29 @@ def test_how_to_repeat(result: leanconv.Accelerated, folder: Path, tmp_path: Pat
     assert "--out slash-{speedup}x" in facts_of(slash).another
 
 
+def test_ranks_by_time_are_repeated_by_energy(result: leanconv.Accelerated, tmp_path: Path) -> None:
+    options = replace(result.options, ranks="latency", speedup=3.0, target=leanconv.Target(runtime="onnxruntime"))
+    called = facts_of(replace(result, options=options).save(tmp_path / "called"))
+    assert called.another == "leanconv.accelerate(model, images, speedup={speedup}, scheme='3d', samples=500)"
+    assert "ranks='latency'" in called.repeat
+    words = [
+        "leanconv",
+        "accelerate",
+        "vgg16",
+        "--ranks",
+        "latency",
+        "--runtime",
+        "onnxruntime",
+        "--threads=1",
+        "--images",
+        "a",
+    ]
+    typed = facts_of(replace(result, options=options, command=words).save(tmp_path / "typed"))
+    assert typed.another == "leanconv accelerate vgg16 --images a --speedup {speedup}"
+    # 3x was asked of the clock; the slider, which is for MACs, starts at what was reached of these.
+    assert f'"target":{math.floor(20 * result.speedup) / 20:g}' in page(called)
+
+
 def test_a_folder_is_named_however_it_is_spelt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_record(folder, "evaluation", judged(0.02, 0.01, 0.05))
     for here, spelt, named in (

@@ -72,11 +72,11 @@ def _island(data: dict[str, Any]) -> str:
 
 def _data(facts: Facts) -> dict[str, Any]:
     """What the scripts need."""
-    asked = facts.options["speedup"]
+    asked = None if facts.options["ranks"] == "latency" else facts.options["speedup"]  # else it is one of time
     return {
         "macs_before": facts.macs_before,
         "macs_after": facts.macs_after,
-        # Ranks by hand have no target; the nearest one below what they gave is shown, if the slider has it.
+        # Ranks by hand or by time have no target; the nearest one below what they gave is shown, if the slider has it.
         "target": max(SLOWEST, math.floor(20 * facts.speedup) / 20) if asked is None else asked,
         "tuned": facts.tuned is not None,
         "another": facts.another,

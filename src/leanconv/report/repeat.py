@@ -12,6 +12,8 @@ from leanconv.options import Options
 
 # What a command shows in place of a network that leanconv cannot name.
 UNKNOWN = "MODEL"
+# Options that go with --ranks latency only.
+BY_TIME = ("--latency", "--runtime", "--threads", "--dtype")
 
 
 def repeat(data: dict[str, Any]) -> str:
@@ -60,14 +62,14 @@ def at_another_speedup(data: dict[str, Any]) -> str:
     """The same with ``{speedup}`` for the target, and another folder to write where one is named; by energy."""
     mark = "{speedup}"
     if data.get("command") is None:
-        options = {**data["options"], "speedup": None, "ranks": "energy"}
+        options = {**data["options"], "speedup": None, "ranks": "energy", "target": None, "latency": None}
         plain = repeat({**data, "options": options})
         return plain.replace("(model, images, ", f"(model, images, speedup={mark}, ", 1)
     words: list[str] = []
     rest = iter(data["command"])
     for word in rest:
         name, equals, value = word.partition("=")
-        if name in ("--speedup", "--ranks", "--out"):
+        if name in ("--speedup", "--ranks", "--out", *BY_TIME):
             value = value if equals else next(rest, "")
             words += [name, f"{shlex.quote(plain_name(value))}-{mark}x"] if name == "--out" else []
         else:
