@@ -10,6 +10,23 @@ from torch import nn
 SMALL = 64  # pixels a side: enough for most networks to end in a map of at least 2 x 2
 
 
+# Twelve families, for what takes long: those that found the most faults.
+SLICE = [
+    "squeezenet1_1",
+    "shufflenet_v2_x0_5",
+    "mnasnet0_5",
+    "timm:dla46_c",
+    "timm:convnext_atto",
+    "timm:edgenext_xx_small",
+    "timm:efficientvit_b0",
+    "timm:ghostnet_050",
+    "timm:convit_tiny",  # asks for the device of a weight, the first time it runs
+    "timm:naflexvit_base_patch16_gap",
+    "timm:regnety_002",
+    "timm:starnet_s050",
+]
+
+
 @dataclass(frozen=True)
 class Entry:
     """One network: how to build it with random weights, and the side of the smallest image it was found to take."""

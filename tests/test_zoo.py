@@ -6,23 +6,9 @@ import pytest
 import torchvision
 
 from benchmarks.zoo import EXACT, check
-from benchmarks.zoo_models import entries
+from benchmarks.zoo_models import SLICE, entries
 
 ENTRIES = {entry.key: entry for entry in entries()}
-SLICE = [
-    "squeezenet1_1",
-    "shufflenet_v2_x0_5",
-    "mnasnet0_5",
-    "timm:dla46_c",
-    "timm:convnext_atto",
-    "timm:edgenext_xx_small",
-    "timm:efficientvit_b0",
-    "timm:ghostnet_050",
-    "timm:convit_tiny",  # asks for the device of a weight, the first time it runs
-    "timm:naflexvit_base_patch16_gap",
-    "timm:regnety_002",
-    "timm:starnet_s050",
-]
 
 
 def test_the_zoo_is_complete() -> None:
