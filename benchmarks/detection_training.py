@@ -178,8 +178,8 @@ def train(detector: Any, data: Canvases, settings: Training, device: str, *, say
     if world > 1:
         network = nn.parallel.DistributedDataParallel(network)
     trained = [parameter for parameter in detector.parameters() if parameter.requires_grad]
-    # Not SGD as in the papers: its steps of one factor are multiplied by the others' norms (2 to 3 each in VGG-16), so
-    # that a rate a whole layer learns well at is too large for its factors. Adam's steps do not depend on them.
+    # Not SGD as in the papers: its steps of one factor are multiplied by the others' norms (1 to 3 each in VGG-16), so
+    # that a rate a whole layer learns well at may be too large for its factors. Adam's steps do not depend on them.
     optimizer = torch.optim.AdamW(trained, settings.lr, weight_decay=WEIGHT_DECAY, fused=device.startswith("cuda"))
     per_epoch = len(data) // settings.batch
     steps = settings.epochs * per_epoch
