@@ -24,7 +24,7 @@ from leanconv.latency import measure, plan
 from leanconv.latency.cache import Cache, folder
 from leanconv.latency.cost import LayerTimes, forms, sizes
 from leanconv.latency.measure import Stopwatch, conditions_of, example_of, form_network, key_of
-from leanconv.latency.quick import opened, written
+from leanconv.latency.quick import OPENED, written
 from leanconv.network.survey import survey
 from leanconv.options import Options
 from leanconv.ranks import Candidate, Choice
@@ -278,7 +278,7 @@ def test_small_networks_written_directly_compute_the_same(
     example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     made = written(network, example)
     assert made is not None
-    call = opened(made, example, runtime, conditions_of(Target(runtime=runtime)))
+    call = OPENED[runtime](made, example, conditions_of(Target(runtime=runtime)))
     torch.testing.assert_close(torch.as_tensor(call()[0]), network(example).detach(), rtol=1e-4, atol=1e-5)
 
 

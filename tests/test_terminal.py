@@ -284,9 +284,15 @@ def test_a_file_is_forgiven_what_it_cannot_write() -> None:
 
 
 def test_reporter_without_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program without a console, where writing would raise; what is done inside still counts."""
     monkeypatch.setattr(sys, "stderr", None)
+    done = []
     with reporter(True).stage("solving", 1) as stage:
         stage.advance()
+        stage.label("a line")
+        done.append(True)
+    assert done
+    assert type(reporter(True)) is type(reporter(False))
 
 
 def test_time_left_is_as_long_as_the_steps_so_far_took() -> None:

@@ -156,18 +156,8 @@ class OnnxRuntime:
             )
 
     def prepare(self, model: nn.Module, example: Any, conditions: Conditions) -> Callable[[], Any]:
-        runtime = needed("onnxruntime")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = conditions.threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        # Threads that wait for work by spinning would take the cores from the other network.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
         with tempfile.TemporaryDirectory() as scratch:
-            path = _exported(model, example, Path(scratch))
-            session = runtime.InferenceSession(str(path), options, providers=[_provider(conditions)])
-        given = {session.get_inputs()[0].name: example.contiguous().numpy()}
-        return lambda: session.run(None, given)
+            return open_onnxruntime(str(_exported(model, example, Path(scratch))), example, conditions)
 
 
 class OpenVino:
@@ -184,31 +174,49 @@ class OpenVino:
             raise LeanconvError(f"openvino runs on the CPU here, not on {conditions.device}; give --device cpu.")
 
     def prepare(self, model: nn.Module, example: Any, conditions: Conditions) -> Callable[[], Any]:
-        openvino = _openvino()
-        precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[conditions.dtype]
-        settings = {
-            "INFERENCE_NUM_THREADS": conditions.threads,
-            "NUM_STREAMS": 1,
-            "PERFORMANCE_HINT": "LATENCY",
-            # Left to itself it computes in bfloat16 where the CPU can.
-            "INFERENCE_PRECISION_HINT": precision,
-        }
         with tempfile.TemporaryDirectory() as scratch:
-            path = _exported(model, example, Path(scratch))
-            compiled = openvino.Core().compile_model(str(path), "CPU", settings)
-        request = compiled.create_infer_request()
-        given = [example.contiguous().numpy()]
-
-        def call() -> list[Any]:
-            found = request.infer(given, share_inputs=True, share_outputs=True)
-            return [found[output] for output in compiled.outputs]
-
-        return call
+            return open_openvino(str(_exported(model, example, Path(scratch))), example, conditions)
 
 
 RUNTIMES: dict[str, Runner] = {
     runner.name: runner for runner in (Torch(), TorchCompile(), TorchCudaGraph(), OnnxRuntime(), OpenVino())
 }
+
+
+def open_onnxruntime(file: str | bytes, example: Tensor, conditions: Conditions) -> Callable[[], Any]:
+    """A call of an ONNX ``file``, its path or its content, on ``example``."""
+    runtime = needed("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = conditions.threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Threads that wait for work by spinning would take the cores from the other network.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    session = runtime.InferenceSession(file, options, providers=[_provider(conditions)])
+    given = {session.get_inputs()[0].name: example.contiguous().numpy()}
+    return lambda: session.run(None, given)
+
+
+def open_openvino(file: str | bytes, example: Tensor, conditions: Conditions) -> Callable[[], Any]:
+    """The same in OpenVINO."""
+    openvino = _openvino()
+    settings = {
+        "INFERENCE_NUM_THREADS": conditions.threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        # Left to itself it computes in bfloat16 where the CPU can.
+        "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[conditions.dtype],
+    }
+    core = openvino.Core()
+    compiled = core.compile_model(core.read_model(file), "CPU", settings)
+    request = compiled.create_infer_request()
+    given = [example.contiguous().numpy()]
+
+    def call() -> list[Any]:
+        found = request.infer(given, share_inputs=True, share_outputs=True)
+        return [found[output] for output in compiled.outputs]
+
+    return call
 
 
 def _calling(network: Any, given: Any) -> Callable[[], Any]:

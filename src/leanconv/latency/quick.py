@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from leanconv.bench.runtimes import RUNTIMES, Conditions
+from leanconv.bench.runtimes import RUNTIMES, Conditions, open_onnxruntime, open_openvino
 from leanconv.export.onnx import needed
 
 OPSET, IR = 18, 9
+OPENED = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "Relu", nn.Sigmoid: "Sigmoid", nn.Tanh: "Tanh"}
 
 
@@ -21,7 +22,7 @@ def prepared(network: nn.Sequential, example: Tensor, runtime: str, conditions: 
     model = written(network, example)
     if model is None:
         return RUNTIMES[runtime].prepare(network, example, conditions)
-    return opened(model, example, runtime, conditions)
+    return OPENED[runtime](model, example, conditions)
 
 
 def written(network: nn.Sequential, example: Tensor) -> bytes | None:
@@ -74,35 +75,3 @@ def _settings(module: nn.Module, example: Tensor) -> tuple[str, dict[str, Any]] 
     else:
         attributes["pads"] = [*module.padding, *module.padding]
     return "Conv", attributes
-
-
-def opened(model: bytes, example: Tensor, runtime: str, conditions: Conditions) -> Callable[[], Any]:
-    """A call of an ONNX file, with the settings of ``leanconv.bench``."""
-    given = example.contiguous().numpy()
-    if runtime == "openvino":
-        import openvino
-
-        precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[conditions.dtype]
-        core = openvino.Core()
-        compiled = core.compile_model(
-            core.read_model(model),
-            "CPU",
-            {
-                "INFERENCE_NUM_THREADS": conditions.threads,
-                "NUM_STREAMS": 1,
-                "PERFORMANCE_HINT": "LATENCY",
-                "INFERENCE_PRECISION_HINT": precision,
-            },
-        )
-        request = compiled.create_infer_request()
-        return lambda: request.infer([given], share_inputs=True, share_outputs=True)
-    library = needed("onnxruntime")
-    options = library.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = conditions.threads, 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    gpu = conditions.device.type == "cuda"
-    session = library.InferenceSession(
-        model, options, providers=["CUDAExecutionProvider" if gpu else "CPUExecutionProvider"]
-    )
-    return lambda: session.run(None, {"images": given})
