@@ -26,9 +26,7 @@ demo: $(READY)
 	$(BIN)/leanconv demo --report demo.html
 
 test: $(READY)
-	# A worker process was seen to die of a signal between tests (which one sends it is not known yet): what did not pass
-	# is run again, alone in a fresh process, and has to pass there.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 || OMP_NUM_THREADS=1 $(BIN)/python -m pytest --last-failed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 nightly: $(READY)
 	LEANCONV_CASES=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_properties.py --hypothesis-show-statistics

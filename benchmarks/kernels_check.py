@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,16 @@ def random_stages(dtype: torch.dtype, count: int) -> list[Stage]:
         kernel = (k, k) if draw.random() < 0.8 else (k, 3)
         usual = draw.random() < 0.5
         pool = draw.random() < 0.25
+        # Maps of many positions, which one of the forms is for.
+        large = draw.random() < 0.2
+        if large:
+            kernel, usual = (k, 3), True
         stage = Stage(
             dtype=dtype,
-            images=draw.choice([1, 1, 2, 3, 8, 17, 65]),
-            size=(draw.randint(3, 57), draw.randint(3, 57)),
+            images=draw.choice([17, 65] if large else [1, 1, 2, 3, 8, 17, 65]),
+            size=(draw.randint(30, 80), draw.randint(30, 80)) if large else (draw.randint(3, 57), draw.randint(3, 57)),
             channels=draw.choice([1, 3, 4, 7, 16, 24, 64, 65, 96, 128, 200, 256, 511, 512, 1024]),
-            rank=draw.randint(1, 300),
+            rank=draw.randint(1, 64 if large else 300),
             filters=None if draw.random() < 0.15 else draw.randint(1, 600),
             kernel=kernel,
             stride=(1, 1) if usual else (draw.choice([1, 2, 3]), draw.choice([1, 2])),
@@ -78,6 +83,8 @@ def warm(number: int, workers: int) -> None:
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     stages = [low for batch in (64, 1) for _, _, low in vgg16_stages(batch)]
     stages += [stage for batch in (64, 1) for stage in spatial_stages(batch)]
+    stages += [with_changes(low, dtype=torch.float32) for _, _, low in vgg16_stages(64)]
+    torch.backends.cudnn.allow_tf32 = False  # as float32 is timed
     ways = [(stage, plan) for stage in stages for plan in plans(stage, processors) if plan != EAGER]
     for stage, plan in ways[number::workers]:
         with contextlib.suppress(Exception):  # what does not fit is seen again where it is timed

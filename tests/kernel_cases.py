@@ -6,6 +6,7 @@ is imported; and by the tests of a GPU, where it is compiled.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import random
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from leanconv.kernels import op
+from leanconv.kernels import op, ready
 from leanconv.kernels.launch import run, run_eagerly
 from leanconv.kernels.stage import ACTIVATIONS, Plan, Stage
 
@@ -85,7 +86,7 @@ def error(stage: Stage, plan: Plan, device: str) -> float:
 def chains(count: int) -> None:
     """Whole layers through the operation, as on a GPU: three factors in two launches, odd maps that are pooled."""
     op.runs_here = lambda x: True
-    op.choose = lambda stage, device, attempt: Plan(
+    ready.choose = lambda stage, device, attempt: Plan(
         form="conv" if stage.filters is None else "pair", block_m=32, block_k=16, block_n=16
     )
     draw, worst = random.Random(0), 0.0
@@ -108,6 +109,18 @@ def chains(count: int) -> None:
         assert found.shape == wanted.shape
         assert found.is_contiguous(memory_format=torch.channels_last)
         worst = max(worst, float((found - wanted).norm() / wanted.norm()))
+        # Again, now that everything is prepared: with other maps, and with weights that changed.
+        weights[-1].mul_(2)
+        for map_, more in ((x, addend), (x + 1, addend - 1)):
+            found = op.factored(map_, weights, bias, more, geometry, "relu", pool)
+            doubles = [weight.double() for weight in weights]
+            wanted = op.eager(map_.double(), doubles, bias.double(), more.double(), geometry, "relu", pool)
+            worst = max(worst, float((found - wanted).norm() / wanted.norm()))
+    before = len(ready._kept)
+    assert before > 0
+    del weights, plain
+    gc.collect()
+    assert len(ready._kept) < before, "launches outlive their weights"
     print(json.dumps({"torch.float32": worst, "torch.float16": 0.0}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -257,6 +258,31 @@ def test_channels_last_and_dtype_are_what_the_network_sees() -> None:
     conditions = Conditions(device=torch.device("cpu"), dtype="bfloat16", channels_last=True)
     RUNTIMES["torch"].prepare(Looking(), torch.rand(2, 3, 8, 8), conditions)()
     assert all(x.dtype == torch.bfloat16 and x.is_contiguous(memory_format=torch.channels_last) for x in seen)
+
+
+SIGNALLED = """
+import faulthandler, signal, subprocess, torch
+from torch import nn
+from leanconv.bench.runtimes import RUNTIMES, Conditions
+faulthandler.enable()  # as pytest and many servers do: signals get a stack of their own
+signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's data loaders do
+x, conditions = torch.rand(1, 3, 16, 16), Conditions(device=torch.device("cpu"))
+network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+calls = [RUNTIMES["openvino"].prepare(network, x, conditions) for _ in range(2)]
+[call() for call in calls]
+while calls:
+    calls.pop(0)  # in the order they were made
+for _ in range(20):
+    subprocess.run(["true"], check=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux's signals")
+def test_openvino_leaves_signals_alone() -> None:
+    """A process that ends sends a signal, which is handled on the stack that was there before."""
+    pytest.importorskip("openvino")
+    done = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(("runtime", "extra"), [("onnxruntime", "onnx"), ("openvino", "openvino")])

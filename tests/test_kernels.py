@@ -255,6 +255,25 @@ def test_an_optimised_network_compiles_and_exports_without_leanconv() -> None:
     assert torch.equal(program.module()(x), wanted)
 
 
+def test_a_compiled_network_calls_the_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernels run; the operation itself answers on a CPU too."""
+    from leanconv.kernels import modules
+
+    model, x = row(nn.ReLU(inplace=True), nn.MaxPool2d(2)), torch.randn(2, 16, 8, 8)
+    wanted = model(x)
+    optimize_(model.requires_grad_(False))
+    monkeypatch.setattr(modules, "runs_here", lambda x: True)
+    called: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        called.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    assert torch.equal(torch.compile(model, backend=backend, fullgraph=True)(x), wanted)
+    assert any("factored" in name for name in called)
+    assert not any("conv" in name and "leanconv" not in name for name in called)
+
+
 @pytest.mark.parametrize(
     "activation", [nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.GELU(), nn.Hardswish()], ids=lambda m: type(m).__name__
 )
@@ -366,7 +385,7 @@ def test_layers_call_the_operation_where_the_kernels_run(monkeypatch: pytest.Mon
         called.append(arguments)
         return factored(*arguments)
 
-    monkeypatch.setattr(modules, "factored", noticed)
+    monkeypatch.setattr(modules, "compute", noticed)
     model, x = row(nn.ReLU(), nn.MaxPool2d(2)), torch.randn(2, 16, 9, 9)
     wanted = model(x)
     optimize_(model)

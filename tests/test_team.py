@@ -20,12 +20,14 @@ from tests.test_engine import residual_network
 ROOT = Path(__file__).parents[1]
 
 HEAD = """
-import atexit, os, sys, torch, torch.distributed as dist
+import atexit, os, sys, time, torch, torch.distributed as dist
 sys.path.insert(0, {root!r})
 torch.set_num_threads(1)
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 # They meet over a file: a port that was free a moment ago may be taken by another test.
 dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=world)
+# A moment later gloo's threads let go of what was exchanged last; while the interpreter ends, that aborts the process.
+atexit.register(time.sleep, 0.3)
 atexit.register(dist.destroy_process_group)
 import leanconv
 from tests.conftest import plain_network, smooth_images

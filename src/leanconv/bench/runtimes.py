@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from leanconv.bench.signals import same_signal_stack
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError, listing
 from leanconv.export.onnx import needed, to_onnx
@@ -208,7 +209,8 @@ def open_openvino(file: str | bytes, example: Tensor, conditions: Conditions) ->
         "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[conditions.dtype],
     }
     core = openvino.Core()
-    compiled = core.compile_model(core.read_model(file), "CPU", settings)
+    with same_signal_stack():
+        compiled = core.compile_model(core.read_model(file), "CPU", settings)
     request = compiled.create_infer_request()
     given = [example.contiguous().numpy()]
 

@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -306,6 +307,7 @@ def team(asked: str | None) -> Iterator[tuple[torch.device, bool]]:
         yield place, dist.get_rank() == 0
     finally:
         dist.destroy_process_group()
+        time.sleep(0.3)  # gloo's threads let go of what was exchanged last; while the interpreter ends, that aborts it
 
 
 def pick_workers(asked: int | None) -> int:

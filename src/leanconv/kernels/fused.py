@@ -17,7 +17,7 @@ import triton.language as tl
 from leanconv.kernels.tiles import correlate, expand, finish, rounded
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps"])
 def conv_kernel(
     x,
     w,
@@ -29,6 +29,7 @@ def conv_kernel(
     width,
     out_height,
     out_width,
+    steps,  # of the first product; see tiles.py
     C: tl.constexpr,
     D: tl.constexpr,
     CP: tl.constexpr,
@@ -49,6 +50,7 @@ def conv_kernel(
     N2: tl.constexpr,
     N3: tl.constexpr,
     FLAT: tl.constexpr,
+    KNOWN: tl.constexpr,  # steps, or 0
     SPLIT: tl.constexpr,  # steps a share; 0: all
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -63,9 +65,8 @@ def conv_kernel(
     at = tl.program_id(0) % BLOCKS * (N0 + N1 + N2 + N3)
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     share = tl.program_id(1)
-    STEPS: tl.constexpr = (KH * KW * C + BLOCK_K - 1) // BLOCK_K if FLAT else KH * KW * ((C + BLOCK_K - 1) // BLOCK_K)
     first = share * SPLIT
-    last = tl.minimum(first + SPLIT, STEPS) if SPLIT > 0 else STEPS
+    last = tl.minimum(first + SPLIT, steps) if SPLIT > 0 else (KNOWN if KNOWN > 0 else steps)
     a0, a1, a2, a3 = correlate(
         x, w, row, positions, height, width, out_height, out_width, at, first, last,
         C, CP, SK, SN, KH, KW, SH, SW, PH, PW, DH, DW, N0, N1, N2, N3, FLAT, POOL, PRECISION, BLOCK_M, BLOCK_K,
@@ -163,7 +164,7 @@ def expand_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps"])
 def pair_kernel(
     x,
     w,
@@ -176,6 +177,7 @@ def pair_kernel(
     width,
     out_height,
     out_width,
+    steps,  # of the first product; see tiles.py
     C: tl.constexpr,
     D: tl.constexpr,
     CP: tl.constexpr,
@@ -196,6 +198,7 @@ def pair_kernel(
     N2: tl.constexpr,
     N3: tl.constexpr,
     FLAT: tl.constexpr,
+    KNOWN: tl.constexpr,  # steps, or 0
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_ADDEND: tl.constexpr,
@@ -207,9 +210,8 @@ def pair_kernel(
 ):
     tile = tl.program_id(0)
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    STEPS: tl.constexpr = (KH * KW * C + BLOCK_K - 1) // BLOCK_K if FLAT else KH * KW * ((C + BLOCK_K - 1) // BLOCK_K)
     a0, a1, a2, a3 = correlate(
-        x, w, row, positions, height, width, out_height, out_width, 0, 0, STEPS,
+        x, w, row, positions, height, width, out_height, out_width, 0, 0, KNOWN if KNOWN > 0 else steps,
         C, CP, SK, SN, KH, KW, SH, SW, PH, PW, DH, DW, N0, N1, N2, N3, FLAT, POOL, PRECISION, BLOCK_M, BLOCK_K,
     )  # fmt: skip
     if POOL == 1:

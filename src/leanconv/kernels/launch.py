@@ -40,6 +40,10 @@ def run_eagerly(
     return F.max_pool2d(y, 2) if stage.pool else y
 
 
+# x, addend, out: what is left to be given to a stage that was prepared.
+Launch = Callable[[Tensor, Tensor | None, Tensor], None]
+
+
 def run(
     stage: Stage,
     plan: Plan,
@@ -57,51 +61,55 @@ def run(
     if plan.form == "eager":
         return run_eagerly(stage, x, weight, second, bias, addend)
     if out is None:
-        out = torch.empty(stage.out_shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        out = empty(stage, x)
     if out.numel():
         with torch.cuda.device_of(x):
-            _FORMS[plan.form](_Arguments(stage, plan, x, weight, second, bias, addend, out))
+            prepare(stage, plan, weight, second, bias)(x, addend, out)
     return out
+
+
+def empty(stage: Stage, x: Tensor) -> Tensor:
+    """Where the answer to ``x`` goes."""
+    return torch.empty(stage.out_shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+def prepare(stage: Stage, plan: Plan, weight: Tensor, second: Tensor | None, bias: Tensor | None) -> Launch:
+    """The launches of a stage by ``plan``, with all they take but the maps; to be called on the weights' device."""
+    return _FORMS[plan.form](_Arguments(stage, plan, weight, second, bias))
 
 
 class _Arguments:
     """What the kernels take, by the names they take it by."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        plan: Plan,
-        x: Tensor,
-        weight: Tensor,
-        second: Tensor | None,
-        bias: Tensor | None,
-        addend: Tensor | None,
-        out: Tensor,
-    ) -> None:
-        self.stage, self.plan, self.out = stage, plan, out
+    def __init__(self, stage: Stage, plan: Plan, weight: Tensor, second: Tensor | None, bias: Tensor | None) -> None:
+        self.stage, self.plan = stage, plan
         first = packed(weight, flat=stage.flat, columns=stage.columns)
         high, wide = stage.out_size
         self.map = {"height": stage.size[0], "width": stage.size[1], "out_height": high, "out_width": wide}
-        self.into = {"bias": None if bias is None else padded_bias(bias, stage), "addend": addend, "out": out}
-        self.reading = {"x": x, "w": first.values}
-        self.first = {"C": stage.channels, "CP": first.rows, "SK": first.strides[0], "SN": first.strides[1]}
+        self.bias = {"bias": None if bias is None else padded_bias(bias, stage)}
+        self.first = {
+            "w": first.values,
+            "C": stage.channels,
+            "CP": first.rows,
+            "SK": first.strides[0],
+            "SN": first.strides[1],
+        }
         geometry = (*stage.kernel, *stage.stride, *stage.padding, *stage.dilation)
         self.taps = dict(zip(("KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW"), geometry, strict=True))
         self.after: dict[str, Any] = {
             "D": stage.outputs,
             "ACTIVATION": stage.activation,
             "HAS_BIAS": bias is not None,
-            "HAS_ADDEND": addend is not None,
+            "HAS_ADDEND": stage.addend,
             "POOL": int(stage.pool),
         }
         self.second: dict[str, Any] = {}
         if second is not None:
             # d x d' x 1 x 1 becomes d' x d, its rows padded like the columns of the first.
             matrix = packed(second, flat=False, columns=up(stage.outputs, PACKED))
-            self.reading["w2"] = matrix.values
-            self.second = {"SK2": matrix.strides[0], "SN2": matrix.strides[1]}
+            self.second = {"w2": matrix.values, "SK2": matrix.strides[0], "SN2": matrix.strides[1]}
         # Triton's interpreter, on a CPU, multiplies as it stands.
-        self.common = {"PRECISION": precision(x.dtype) if x.is_cuda else "ieee", "BLOCK_M": plan.block_m}
+        self.common = {"PRECISION": precision(weight.dtype) if weight.is_cuda else "ieee", "BLOCK_M": plan.block_m}
         self.launching = {"num_warps": plan.warps, "num_stages": plan.depth}
 
     @property
@@ -109,20 +117,32 @@ class _Arguments:
         return -(-self.stage.positions // self.plan.block_m)
 
 
+def _counting(number: int, columns: int) -> dict[str, int]:
+    """How often a loop over products runs, and whether the compiler may know."""
+    single = number == 1 and columns >= 32 and len(powers(columns)) == 1
+    return {"steps": number, "KNOWN": number if single or number >= 16 else 0}
+
+
 def _columns(width: int) -> dict[str, int]:
     sizes = powers(width)
     return {f"N{i}": sizes[i] if i < len(sizes) else 0 for i in range(4)}
 
 
-def _conv(a: _Arguments) -> None:
+def _one(kernel: Any, grid: tuple[int, ...], **known: Any) -> Launch:
+    """One launch, of which ``known`` does not change."""
+    return lambda x, addend, out: kernel[grid](x=x, addend=addend, out=out, **known)
+
+
+def _conv(a: _Arguments) -> Launch:
     from leanconv.kernels.fused import conv_kernel
 
     columns = a.stage.columns
     width = columns if columns <= 256 else PACKED
     blocks = columns // width
-    conv_kernel[(a.tiles * blocks, 1)](
-        **a.reading,
-        **a.into,
+    return _one(
+        conv_kernel,
+        (a.tiles * blocks, 1),
+        **a.bias,
         positions=a.stage.positions,
         **a.map,
         **a.first,
@@ -133,23 +153,22 @@ def _conv(a: _Arguments) -> None:
         BLOCKS=blocks,
         SUMS=0,
         SPLIT=0,
+        **_counting(steps(a.stage, a.plan.block_k), a.stage.columns),
         FLAT=a.stage.flat,
         BLOCK_K=a.plan.block_k,
         **a.launching,
     )
 
 
-def _split(a: _Arguments) -> None:
+def _split(a: _Arguments) -> Launch:
     from leanconv.kernels.fused import conv_kernel, expand_kernel
 
     stage, plan = a.stage, a.plan
     shares = -(-steps(stage, plan.block_k) // plan.share)
-    sums = torch.empty((shares, stage.positions, stage.columns), dtype=torch.float32, device=a.out.device)
-    reading = dict(a.reading)
-    w2 = reading.pop("w2")
-    conv_kernel[(a.tiles, shares)](
-        **reading,
-        **a.into | {"out": sums},
+    summing = _one(
+        conv_kernel,
+        (a.tiles, shares),
+        **a.bias,
         positions=stage.positions,
         **a.map,
         **a.first,
@@ -160,32 +179,40 @@ def _split(a: _Arguments) -> None:
         BLOCKS=1,
         SUMS=stage.columns,
         SPLIT=plan.share,
-        FLAT=stage.flat,
+        **_counting(steps(a.stage, a.plan.block_k), a.stage.columns),
+        FLAT=a.stage.flat,
         BLOCK_K=plan.block_k,
         **a.launching,
     )
-    expand_kernel[(a.tiles, -(-stage.outputs // plan.block_n))](
-        sums=sums,
-        w2=w2,
-        **a.into,
-        positions=stage.positions,
-        shares=shares,
+    expanding = {
+        **a.bias,
+        "positions": stage.positions,
+        "shares": shares,
         **_columns(stage.columns),
         **a.second,
         **a.after,
         **a.common,
-        SUMS=stage.columns,
-        BLOCK_N=plan.block_n,
+        "SUMS": stage.columns,
+        "BLOCK_N": plan.block_n,
         **a.launching,
-    )
+    }
+    grid = (a.tiles, -(-stage.outputs // plan.block_n))
+
+    def launch(x: Tensor, addend: Tensor | None, out: Tensor) -> None:
+        sums = torch.empty((shares, stage.positions, stage.columns), dtype=torch.float32, device=x.device)
+        summing(x, addend, sums)
+        expand_kernel[grid](sums=sums, addend=addend, out=out, **expanding)
+
+    return launch
 
 
-def _pair(a: _Arguments) -> None:
+def _pair(a: _Arguments) -> Launch:
     from leanconv.kernels.fused import pair_kernel
 
-    pair_kernel[(a.tiles,)](
-        **a.reading,
-        **a.into,
+    return _one(
+        pair_kernel,
+        (a.tiles,),
+        **a.bias,
         positions=a.stage.positions,
         **a.map,
         **a.first,
@@ -194,6 +221,7 @@ def _pair(a: _Arguments) -> None:
         **_columns(a.stage.columns),
         **a.after,
         **a.common,
+        **_counting(steps(a.stage, a.plan.block_k), a.stage.columns),
         FLAT=a.stage.flat,
         BLOCK_K=a.plan.block_k,
         BLOCK_N=a.plan.block_n,
@@ -201,7 +229,7 @@ def _pair(a: _Arguments) -> None:
     )
 
 
-def _shifted(a: _Arguments) -> None:
+def _shifted(a: _Arguments) -> Launch:
     from leanconv.kernels.shifted import shifted_kernel
 
     stage, plan = a.stage, a.plan
@@ -210,19 +238,20 @@ def _shifted(a: _Arguments) -> None:
     tall, halo = (2, up(reach, 2)) if stage.pool else (1, reach)
     lines = stage.images * high // tall
     owned = plan.block_m // tall - 2 * halo
-    taps = {name: a.taps[name] for name in ("KH", "SH", "PH", "DH", "DW")}
-    columns = {name: size for name, size in _columns(stage.columns).items() if name in ("N0", "N1")}
-    shifted_kernel[(-(-lines * wide // owned),)](
-        **a.reading,
-        **a.into,
+    taps = {name: a.taps[name] for name in ("SH", "PH", "DH", "DW")}
+    return _one(
+        shifted_kernel,
+        (-(-lines * wide // owned),),
+        **a.bias,
         lines=lines,
         height=stage.size[0],
         width=wide,
         out_height=high,
+        **_counting(steps(stage, plan.block_k) // 3, stage.columns),  # all three taps of a line in one step
         **a.first,
         **a.second,
         **taps,
-        **columns,
+        N=stage.columns,
         **a.after | {"POOL": 2 if stage.pool else 0},
         **a.common,
         HALO=halo,
@@ -232,4 +261,4 @@ def _shifted(a: _Arguments) -> None:
     )
 
 
-_FORMS: dict[str, Callable[[_Arguments], None]] = {"conv": _conv, "pair": _pair, "shifted": _shifted, "split": _split}
+_FORMS: dict[str, Callable[[_Arguments], Launch]] = {"conv": _conv, "pair": _pair, "shifted": _shifted, "split": _split}

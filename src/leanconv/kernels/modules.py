@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from leanconv.kernels.launch import activate
 from leanconv.kernels.op import factored, runs_here
+from leanconv.kernels.ready import compute
 from leanconv.network.factored import Factored
 
 
@@ -34,11 +35,16 @@ class Fused(nn.Module):
             x = x if addend is None else x + addend
             x = activate(x, self.activation)
             return F.max_pool2d(x, 2) if self.pooled else x
-        answer: Tensor = factored(self.padded(x), weights, bias, addend, self.geometry(), self.activation, self.pooled)
+        # Going through the dispatcher takes longer than many a layer does; only what must see it goes through it.
+        known = torch.compiler.is_compiling() or type(x) is not Tensor
+        call = factored if known else compute
+        answer: Tensor = call(self.padded(x), weights, bias, addend, self.geometry(), self.activation, self.pooled)
         return answer
 
     def _plain(self, x: Tensor, others: Sequence[Tensor]) -> bool:
-        if torch.compiler.is_exporting() or not runs_here(x) or torch.is_autocast_enabled(x.device.type):
+        # Within torch.compile, torch 2.11 says that it is exporting.
+        exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+        if exporting or not runs_here(x) or torch.is_autocast_enabled(x.device.type):
             return True
         trained = torch.is_grad_enabled() and (x.requires_grad or any(other.requires_grad for other in others))
         return trained or any(other.dtype != x.dtype or other.device != x.device for other in others)

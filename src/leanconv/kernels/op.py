@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from leanconv.kernels.availability import available
-from leanconv.kernels.launch import activate, run
-from leanconv.kernels.pack import aligned
-from leanconv.kernels.stage import WIDEST, Stage, up
-from leanconv.kernels.tune import choose
+from leanconv.kernels.launch import activate
+from leanconv.kernels.ready import compute
 
 NAME = "leanconv::factored"
 SCHEMA = (
@@ -68,29 +66,7 @@ def factored(
     if not runs_here(x):
         form = _form(x)
         return eager(x, weights, bias, addend, geometry, activation, pool).contiguous(memory_format=form)
-    last = torch.channels_last
-    x = x.contiguous(memory_format=last)
-    addend = None if addend is None else addend.contiguous(memory_format=last)
-    weights = list(weights)
-    number = 0
-    while number < len(weights):
-        # A 1 x 1 layer goes with the convolution before it.
-        ends = number + 1 if _goes_along(weights, geometry, number + 1) else number
-        final = ends == len(weights) - 1
-        if not final:
-            weights[ends], weights[ends + 1] = aligned(weights[ends], weights[ends + 1])
-        x = _computed(
-            x,
-            weights[number],
-            weights[ends] if ends > number else None,
-            bias if final else None,
-            addend if final else None,
-            geometry[6 * number : 6 * number + 6],
-            activation if final else "none",
-            pool and final,
-        )
-        number = ends + 1
-    return x
+    return compute(x, weights, bias, addend, geometry, activation, pool)
 
 
 @factored.register_fake
@@ -105,48 +81,6 @@ def _(
 ) -> Tensor:
     answer = eager(x, weights, bias, addend, geometry, activation, pool)
     return torch.empty_like(answer, memory_format=torch.channels_last if runs_here(x) else _form(x))
-
-
-def _computed(
-    x: Tensor,
-    weight: Tensor,
-    second: Tensor | None,
-    bias: Tensor | None,
-    addend: Tensor | None,
-    geometry: Sequence[int],
-    activation: str,
-    pool: bool,
-) -> Tensor:
-    """One stage, the fastest way there is."""
-    numbers = [int(number) for number in geometry]
-    images, channels, high, wide = x.shape
-    stage = Stage(
-        dtype=x.dtype,
-        images=images,
-        size=(high, wide),
-        channels=channels,
-        rank=weight.shape[0],
-        filters=None if second is None else second.shape[0],
-        kernel=(weight.shape[2], weight.shape[3]),
-        stride=(numbers[0], numbers[1]),
-        padding=(numbers[2], numbers[3]),
-        dilation=(numbers[4], numbers[5]),
-        bias=bias is not None,
-        addend=addend is not None,
-        activation=activation,
-        pool=pool,
-    )
-    if pool and (addend is not None or any(size % 2 for size in stage.out_size)):
-        # Windows do not fill the map, or the addend is larger than what is written.
-        return F.max_pool2d(_computed(x, weight, second, bias, addend, geometry, activation, False), 2)
-    plan = choose(stage, x.device, lambda plan: run(stage, plan, x, weight, second, bias, addend))
-    return run(stage, plan, x, weight, second, bias, addend).contiguous(memory_format=torch.channels_last)
-
-
-def _goes_along(weights: Sequence[Tensor], geometry: Sequence[int], number: int) -> bool:
-    if number >= len(weights) or weights[number].shape[2:] != (1, 1) or up(weights[number - 1].shape[0], 16) > WIDEST:
-        return False
-    return list(geometry[6 * number : 6 * number + 4]) == [1, 1, 0, 0]
 
 
 def _three(geometry: Sequence[int], number: int) -> tuple[list[int], list[int], list[int]]:

@@ -23,7 +23,7 @@ def _shifted(p0, p1, p2, before, after, has_before, has_after, BLOCK_M: tl.const
     return p1 + tl.where(has_before[:, None], left, 0.0) + tl.where(has_after[:, None], right, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps"])
 def shifted_kernel(
     x,
     w,
@@ -35,6 +35,7 @@ def shifted_kernel(
     height,
     width,  # of the input and the output
     out_height,
+    steps,  # KH x blocks of channels; see tiles.py
     C: tl.constexpr,
     D: tl.constexpr,
     CP: tl.constexpr,
@@ -42,13 +43,12 @@ def shifted_kernel(
     SN: tl.constexpr,
     SK2: tl.constexpr,
     SN2: tl.constexpr,
-    KH: tl.constexpr,
     SH: tl.constexpr,
     PH: tl.constexpr,
     DH: tl.constexpr,
     DW: tl.constexpr,
-    N0: tl.constexpr,
-    N1: tl.constexpr,
+    N: tl.constexpr,  # d' in one piece
+    KNOWN: tl.constexpr,  # steps, or 0
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_ADDEND: tl.constexpr,
@@ -72,14 +72,11 @@ def shifted_kernel(
     y = (line % (out_height // TALL) * TALL + tile_row // ACROSS) * SH - PH
     image = line // (out_height // TALL)
     pixel = (image.to(tl.int64) * height + y) * width + column
-    p0 = tl.zeros((BLOCK_M, N0), tl.float32)
-    p1 = tl.zeros((BLOCK_M, N0), tl.float32)
-    p2 = tl.zeros((BLOCK_M, N0), tl.float32)
-    q0 = tl.zeros((BLOCK_M, N1 if N1 > 0 else 16), tl.float32)
-    q1 = tl.zeros((BLOCK_M, N1 if N1 > 0 else 16), tl.float32)
-    q2 = tl.zeros((BLOCK_M, N1 if N1 > 0 else 16), tl.float32)
+    p0 = tl.zeros((BLOCK_M, N), tl.float32)
+    p1 = tl.zeros((BLOCK_M, N), tl.float32)
+    p2 = tl.zeros((BLOCK_M, N), tl.float32)
     BLOCKS: tl.constexpr = (C + BLOCK_K - 1) // BLOCK_K
-    for step in range(KH * BLOCKS):
+    for step in range(KNOWN if KNOWN > 0 else steps):
         tap = step // BLOCKS
         down = tap * DH
         channel = (step % BLOCKS) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -88,19 +85,12 @@ def shifted_kernel(
             mask = mask & (channel < C)[None, :]
         a = tl.load(x + (pixel + down * width)[:, None] * C + channel[None, :], mask=mask, other=0.0)
         k = tap * 3 * CP + channel
-        p0 = multiply(a, w, k, 0, p0, SK, SN, N0, PRECISION)
-        p1 = multiply(a, w, k + CP, 0, p1, SK, SN, N0, PRECISION)
-        p2 = multiply(a, w, k + 2 * CP, 0, p2, SK, SN, N0, PRECISION)
-        if N1 > 0:
-            q0 = multiply(a, w, k, N0, q0, SK, SN, N1, PRECISION)
-            q1 = multiply(a, w, k + CP, N0, q1, SK, SN, N1, PRECISION)
-            q2 = multiply(a, w, k + 2 * CP, N0, q2, SK, SN, N1, PRECISION)
+        p0 = multiply(a, w, k, 0, p0, SK, SN, N, PRECISION)
+        p1 = multiply(a, w, k + CP, 0, p1, SK, SN, N, PRECISION)
+        p2 = multiply(a, w, k + 2 * CP, 0, p2, SK, SN, N, PRECISION)
     before = tl.maximum(tile_row - DW, 0)
     after = tl.minimum(tile_row + DW, BLOCK_M - 1)
-    t0 = _shifted(p0, p1, p2, before, after, column >= DW, column + DW < width, BLOCK_M, N0)
-    t1 = q1
-    if N1 > 0:
-        t1 = _shifted(q0, q1, q2, before, after, column >= DW, column + DW < width, BLOCK_M, N1)
+    t = _shifted(p0, p1, p2, before, after, column >= DW, column + DW < width, BLOCK_M, N)
     if POOL == 2:
         # Half a line of windows: start, HALO and the width are even.
         window = tl.arange(0, BLOCK_M // 4)
@@ -109,9 +99,8 @@ def shifted_kernel(
     else:
         row = place
         inside = (tile_row >= HALO) & (tile_row < ACROSS - HALO) & (place < total)
-    t0 = rounded(t0, w, PRECISION)
-    t1 = rounded(t1, w, PRECISION)
+    t = rounded(t, w, PRECISION)
     expand(
-        t0, t1, t1, t1, row, inside, w2, bias, addend, out, 0, (D + BLOCK_N - 1) // BLOCK_N,
-        D, SK2, SN2, N0, N1, 0, 0, ACTIVATION, HAS_BIAS, HAS_ADDEND, POOL, PRECISION, BLOCK_M, BLOCK_N,
+        t, t, t, t, row, inside, w2, bias, addend, out, 0, (D + BLOCK_N - 1) // BLOCK_N,
+        D, SK2, SN2, N, 0, 0, 0, ACTIVATION, HAS_BIAS, HAS_ADDEND, POOL, PRECISION, BLOCK_M, BLOCK_N,
     )  # fmt: skip

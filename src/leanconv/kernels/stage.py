@@ -75,9 +75,9 @@ class Stage:
 
     @property
     def shiftable(self) -> bool:
-        """Whether ``shifted_kernel`` can compute it: three taps wide, and as wide a map behind it as before."""
+        """Whether ``shifted_kernel`` can compute it: three taps wide, as wide a map behind it as before, few d'."""
         along = (self.kernel[1], self.stride[1], self.padding[1]) == (3, 1, self.dilation[1])
-        few = len(powers(self.columns)) <= 2 and self.columns <= 128
+        few = self.columns in (16, 32, 64)
         return along and few and not self.flat and self.filters is not None and self.dilation[1] <= 4
 
     @property
@@ -144,18 +144,17 @@ def plans(stage: Stage, processors: int) -> list[Plan]:
             if not (wide and (m, warps) == (128, 4)) and (m > 32 or stage.positions < 64 * processors)
         ]
         return [*found, EAGER]
-    n = 128 if stage.outputs > 64 and stage.columns <= 128 else 64
     few = stage.positions <= 64 * processors
     if stage.shiftable and not few:
         found += [
-            Plan(form="shifted", block_m=m, block_k=k, block_n=n, warps=warps, depth=3)
-            for m, warps in ((128, 8), (128, 4), (256, 8), (64, 4))
+            Plan(form="shifted", block_m=m, block_k=k, block_n=64, warps=warps, depth=depth)
+            for m, warps, depth in ((128, 4, 2), (128, 4, 3), (128, 8, 3), (64, 4, 3))
             if 3 * stage.columns * m <= warps * 32 * 152 and (m > 64 or stage.positions <= 256 * processors)
         ]
     if stage.columns <= WIDEST:
         found += [
-            Plan(form="pair", block_m=m, block_k=k, block_n=block_n, warps=warps, depth=depth)
-            for m, block_n, warps, depth in ((128, n, 8, 3), (128, 64, 8, 4), (128, 64, 4, 4), (64, 64, 4, 4))
+            Plan(form="pair", block_m=m, block_k=k, block_n=64, warps=warps, depth=depth)
+            for m, warps, depth in ((128, 8, 3), (128, 8, 4), (128, 4, 3), (64, 4, 3))
             if stage.columns * m <= warps * 32 * 160 and (m == 128 or few or wide)
         ]
     if few and stage.columns <= WIDEST:

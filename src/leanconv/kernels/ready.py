@@ -1,0 +1,173 @@
+"""A factorised layer on a GPU: cut into stages, each computed the fastest way, and the launches kept for the next map.
+
+Finding out what to launch takes longer in Python than many a layer takes on the GPU. What depends on the weights and on
+the size of the map is therefore kept beside the first weight, until a weight changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from leanconv.kernels.launch import empty, prepare, run, run_eagerly
+from leanconv.kernels.pack import aligned
+from leanconv.kernels.stage import WIDEST, Stage, tf32, up
+from leanconv.kernels.tune import choose
+
+# From one map, and an addend, to the next.
+Step = Callable[[Tensor, Tensor | None], Tensor]
+# Sizes of maps kept a layer; a detector sees many.
+MANY = 64
+# first weight -> (what all weights were, {map, addend, geometry and so on: steps})
+_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def compute(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    addend: Tensor | None,
+    geometry: Sequence[int],
+    activation: str,
+    pool: bool,
+) -> Tensor:
+    """``op.eager``'s numbers, by the kernels; ``x`` is on a GPU that has them."""
+    last = torch.channels_last
+    x = x.contiguous(memory_format=last)
+    addend = None if addend is None else addend.contiguous(memory_format=last)
+    with torch.cuda.device_of(x):
+        for step in _steps(x, weights, bias, addend, geometry, activation, pool):
+            x = step(x, addend)
+    return x
+
+
+def _steps(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    addend: Tensor | None,
+    geometry: Sequence[int],
+    activation: str,
+    pool: bool,
+) -> list[Step]:
+    tensors = weights if bias is None else [*weights, bias]
+    if any(tensor.is_inference() for tensor in tensors):  # whose changes cannot be seen
+        return _prepared(x, weights, bias, addend, geometry, activation, pool)
+    now = [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+    kept = _kept.get(weights[0])
+    if kept is None or kept[0] != now:
+        kept = _kept[weights[0]] = (now, {})
+    found: dict[object, list[Step]] = kept[1]
+    key = (x.shape, x.dtype, x.device, addend is None, tuple(geometry), activation, pool, tf32())
+    if key not in found:
+        steps = _prepared(x, weights, bias, addend, geometry, activation, pool)
+        # While a graph is recorded nothing is measured, and what is packed belongs to the graph.
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return steps
+        if len(found) >= MANY:
+            found.clear()
+        found[key] = steps
+    return found[key]
+
+
+def _prepared(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    addend: Tensor | None,
+    geometry: Sequence[int],
+    activation: str,
+    pool: bool,
+) -> list[Step]:
+    """Computes the answer once on the way, for what is measured is measured on the maps themselves."""
+    weights = list(weights)
+    steps: list[Step] = []
+    number = 0
+    while number < len(weights):
+        # A 1 x 1 layer goes with the convolution before it.
+        ends = number + 1 if _goes_along(weights, geometry, number + 1) else number
+        final = ends == len(weights) - 1
+        if not final:
+            weights[ends], weights[ends + 1] = aligned(weights[ends], weights[ends + 1])
+        more = _stage_steps(
+            x,
+            weights[number],
+            weights[ends] if ends > number else None,
+            bias if final else None,
+            addend if final else None,
+            geometry[6 * number : 6 * number + 6],
+            activation if final else "none",
+            pool and final,
+        )
+        if not final:
+            for step in more:
+                x = step(x, None)
+        steps += more
+        number = ends + 1
+    return steps
+
+
+def _stage_steps(
+    x: Tensor,
+    weight: Tensor,
+    second: Tensor | None,
+    bias: Tensor | None,
+    addend: Tensor | None,
+    geometry: Sequence[int],
+    activation: str,
+    pool: bool,
+) -> list[Step]:
+    """One stage, the fastest way there is."""
+    numbers = [int(number) for number in geometry]
+    images, channels, high, wide = x.shape
+    stage = Stage(
+        dtype=x.dtype,
+        images=images,
+        size=(high, wide),
+        channels=channels,
+        rank=weight.shape[0],
+        filters=None if second is None else second.shape[0],
+        kernel=(weight.shape[2], weight.shape[3]),
+        stride=(numbers[0], numbers[1]),
+        padding=(numbers[2], numbers[3]),
+        dilation=(numbers[4], numbers[5]),
+        bias=bias is not None,
+        addend=addend is not None,
+        activation=activation,
+        pool=pool,
+    )
+    if pool and (addend is not None or any(size % 2 for size in stage.out_size)):
+        # Windows do not fill the map, or the addend is larger than what is written.
+        apart = _stage_steps(x, weight, second, bias, addend, geometry, activation, False)
+        return [*apart, lambda y, _: F.max_pool2d(y, 2)]
+    plan = choose(stage, x.device, lambda plan: run(stage, plan, x, weight, second, bias, addend))
+    # A stage in the middle is given the layer's addend too, and has no use for it.
+    if plan.form == "eager":
+        # Not the weights themselves: kept beside the first of them, they would keep it alive.
+        first = weight.detach()
+        then, added_to = (None if one is None else one.detach() for one in (second, bias))
+
+        def eagerly(y: Tensor, added: Tensor | None) -> Tensor:
+            answer = run_eagerly(stage, y, first, then, added_to, added if stage.addend else None)
+            return answer.contiguous(memory_format=torch.channels_last)
+
+        return [eagerly]
+    launch = prepare(stage, plan, weight, second, bias)
+
+    def launched(y: Tensor, added: Tensor | None) -> Tensor:
+        out = empty(stage, y)
+        if out.numel():
+            launch(y, added if stage.addend else None, out)
+        return out
+
+    return [launched]
+
+
+def _goes_along(weights: Sequence[Tensor], geometry: Sequence[int], number: int) -> bool:
+    if number >= len(weights) or weights[number].shape[2:] != (1, 1) or up(weights[number - 1].shape[0], 16) > WIDEST:
+        return False
+    return list(geometry[6 * number : 6 * number + 4]) == [1, 1, 0, 0]
