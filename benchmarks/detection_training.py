@@ -123,21 +123,17 @@ def original(weights: Path | None) -> nn.Module:
 
 
 def accelerated(
-    weights: Path, pictures: Path, speedup: float, device: str, limit: int | None = None, *, distil: int | None = None
+    weights: Path, pictures: Sequence[Path], speedup: float, device: str, limit: int | None = None, *, refine: str
 ) -> leanconv.Accelerated:
-    """The classifier, accelerated on ``pictures`` and trained towards the original on them, without labels;
-    ``distil``: epochs of that, 0 for none, None for leanconv's default."""
-    found = find_pictures(pictures)
-    chosen = spread(found, limit) if limit else found
-    workers = min(8, os.cpu_count() or 1) if len(chosen) > 100 else 0
-    images = [batch.to(device) for batch, _ in stream(chosen, Preprocess(), batch=50, workers=workers)]
+    """The classifier, accelerated on ``pictures``, whose labels nobody looks at; ``refine`` as for accelerate."""
+    images = []
+    for place in pictures:
+        found = find_pictures(place)
+        chosen = spread(found, limit) if limit else found
+        workers = min(8, os.cpu_count() or 1) if len(chosen) > 100 else 0
+        images += [batch.to(device) for batch, _ in stream(chosen, Preprocess(), batch=50, workers=workers)]
     network = original(weights).to(device)
-    result = leanconv.accelerate(network, images, speedup, progress=False)
-    if distil == 0:
-        return result
-    tuned = leanconv.finetune(result, torch.cat(images), network, epochs=distil, progress=False, device=device).result
-    assert tuned is not None  # an Accelerated was given
-    return tuned
+    return leanconv.accelerate(network, images, speedup, refine=refine, progress=False)  # type: ignore[arg-type]
 
 
 def build(classes: Sequence[str], features: nn.Module | None, *, size: int, width: int, frozen: int) -> nn.Module:

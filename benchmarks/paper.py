@@ -22,12 +22,15 @@ from typing import Any
 
 import torch
 from paper_data import SUBJECTS, Subject
-from paper_tables import TABLES, Table
+from paper_table import Table
+from paper_tables import TABLES as UNTRAINED
+from paper_training import TABLES as TRAINED
 from vgg16_imagenet import machine
 
 import leanconv
 
 RESULTS = Path(__file__).parent / "results" / "paper"
+TABLES = UNTRAINED | TRAINED
 
 
 def markdown(table: Table) -> str:
@@ -116,7 +119,8 @@ def main() -> None:
     if options.speedups:
         subject.speedups = tuple(options.speedups)
     print(f"{subject.title}: {subject.base}", flush=True)
-    for name in TABLES if "all" in options.table else options.table:
+    every = [name for name in TABLES if name != "labels" or subject.supervised]
+    for name in every if "all" in options.table else options.table:
         more = f" --limit {options.limit}" if options.limit else ""
         more += f" --speedups {' '.join(f'{speedup:g}' for speedup in options.speedups)}" if options.speedups else ""
         run(name, subject, options.out, f"python benchmarks/paper.py --table {name} --model {options.model}{more}")

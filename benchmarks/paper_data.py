@@ -53,6 +53,7 @@ class Subject:
     group_speedups: tuple[int, ...]  # of two or three layers
     tuning: dict[str, Any]  # arguments of finetune, which distils from the original
     scratch: dict[str, Any]  # arguments of finetune for the same architecture from scratch
+    supervised: dict[str, Any] = field(default_factory=dict)  # of finetune with labels, where there are enough
     runs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -168,6 +169,16 @@ def vgg16_cifar10(data: Path, device: str, limit: int | None) -> Subject:
             "weight_decay": 5e-4,
             "holdout": 0.0,
             "clip": 1.0,
+            "augment": crop_and_flip(4),
+        },
+        supervised={
+            "epochs": 20,
+            "batch": 256,
+            "lr": 1e-2,
+            "schedule": "cosine",
+            "warmup": 100,
+            "weight_decay": 5e-4,
+            "holdout": 0.0,
             "augment": crop_and_flip(4),
         },
     )

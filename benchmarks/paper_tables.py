@@ -1,7 +1,6 @@
 """The paper's experiments: for every figure and table of it, our numbers, and whether its claim shows in them.
 
-A table is a dictionary: ``heads`` and ``rows`` (text and numbers), ``claims`` (a sentence and whether it holds), and
-``paper``, what the paper reports for its own networks.
+Those that need no training; paper_training.py has the others.
 """
 
 from __future__ import annotations
@@ -13,32 +12,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from paper_data import Score, Subject
+from paper_data import Subject
+from paper_table import HEADS, Table, claim, figures
 from torch import nn
 
 import leanconv
-from leanconv.train.scratch import scratch
-
-Table = dict[str, Any]
 
 CHANNEL = {"scheme": "channel", "ranks": "uniform"}
 LINEAR = {"solver": "linear", "asymmetric": False}
-
-
-def claim(sentence: str, holds: bool) -> dict[str, Any]:
-    return {"claim": sentence, "holds": bool(holds)}
-
-
-def figures(subject: Subject, score: Score) -> list[Any]:
-    """Increase of the error in points, its 95 % interval (paired bootstrap), agreement in %, KL."""
-    interval = f"{100 * score.low:.1f} to {100 * score.high:.1f}"
-    return [subject.increase(score), interval, 100 * score.agreement, score.kl]
-
-
-HEADS = ["error increase", "95 %", "agreement %", "KL"]
 
 
 def energy(subject: Subject) -> Table:
@@ -263,55 +246,6 @@ def three_d(subject: Subject) -> Table:
     }
 
 
-def finetuned(subject: Subject) -> Table:
-    """3d, and then distilled from the original, without labels."""
-    rows, better = [], []
-    for speedup in subject.speedups:
-        result, before = subject.accelerated(speedup, scheme="3d")
-        started = time.perf_counter()
-        tuned = subject.tuned(result)
-        seconds = time.perf_counter() - started
-        after = subject.score(tuned.model)
-        rows.append([f"{speedup:g}x", *figures(subject, before), *figures(subject, after), seconds])
-        better.append(subject.increase(after) < subject.increase(before))
-    return {
-        "title": "3d before and after fine-tuning (distilled, no labels)",
-        "heads": ["speed-up", *(f"{when}: {head}" for when in ("before", "after") for head in HEADS), "seconds"],
-        "rows": rows,
-        "settings": {key: str(value) for key, value in subject.tuning.items()},
-        "claims": [claim("fine-tuned beats not fine-tuned at every speed-up", all(better))],
-        "paper": "VGG-16, 3d at 3x / 4x / 5x: 0.4 / 0.9 / 2.0; fine-tuned 0.0 / 0.3 / 1.0. SPP-10 at 4x: 1.6; 1.3.",
-    }
-
-
-def from_scratch(subject: Subject) -> Table:
-    """The architecture 3d arrives at, trained from random weights."""
-    result, before = subject.accelerated(4.0, scheme="3d")
-    tuned = subject.score(subject.tuned(result).model)
-    fresh = scratch(result.model)
-    trained = leanconv.finetune(fresh, subject.training, progress=False, device=subject.device, **subject.scratch)
-    after = subject.score(trained.model)
-    rows = [
-        ["accelerated", *figures(subject, before)],
-        ["accelerated, fine-tuned", *figures(subject, tuned)],
-        [f"from scratch, {subject.scratch['epochs']} epochs", *figures(subject, after)],
-    ]
-    return {
-        "title": "4x 3d against the same architecture from scratch (He initialisation)",
-        "heads": ["network", *HEADS],
-        "rows": rows,
-        "settings": {key: str(value) for key, value in subject.scratch.items()},
-        "history": str(trained.history),
-        "claims": [
-            claim(
-                "accelerated beats from scratch, fine-tuned or not",
-                subject.increase(after) > max(subject.increase(before), subject.increase(tuned)),
-            )
-        ],
-        "paper": "SPP-10 at 4x: 1.6 accelerated, 1.3 fine-tuned, 4.4 from scratch.",
-    }
-
-
 def speed(subject: Subject) -> Table:
     """Theoretical against actual speed-up."""
     networks: dict[str, tuple[nn.Module, float]] = {"original": (subject.model, 1.0)}
@@ -370,7 +304,5 @@ TABLES: dict[str, Callable[[Subject], Table]] = {
     "whole": whole,
     "jaderberg": jaderberg,
     "3d": three_d,
-    "finetuned": finetuned,
-    "scratch": from_scratch,
     "speed": speed,
 }

@@ -5,7 +5,7 @@
 
 DIR holds calib.tar, val.tar, classes.json and vgg16_probe.safetensors (see vgg16_imagenet.py). Calibration and every
 choice use calib.tar only, accuracy is from val.tar. All networks and runtimes are timed in turns, one image a call on
-one thread. Writes benchmarks/results/speed-cpu.json and .md.
+one thread. Writes benchmarks/results/speed-cpu.json and .md. A GPU's tables are those of benchmarks/kernels.py.
 """
 
 from __future__ import annotations

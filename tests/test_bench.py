@@ -227,7 +227,7 @@ def test_every_runtime_gives_torchs_answers(name: str, accelerated: tuple[nn.Mod
 def test_a_gpu_gives_the_same_answers_and_says_its_memory(accelerated: tuple[nn.Module, leanconv.Accelerated]) -> None:
     model, result = accelerated
     pictures = smooth_images(3)
-    for name in ("torch", "torch-compile", "torch-cudagraph"):
+    for name in ("torch", "torch-compile", "torch-cudagraph", "torch-kernels"):
         RUNTIMES[name].refuse(model, Conditions(device=torch.device("cuda")))
         found = RUNTIMES[name].prepare(model, pictures, Conditions(device=torch.device("cuda")))()
         with torch.no_grad():
@@ -258,6 +258,16 @@ def test_channels_last_and_dtype_are_what_the_network_sees() -> None:
     conditions = Conditions(device=torch.device("cpu"), dtype="bfloat16", channels_last=True)
     RUNTIMES["torch"].prepare(Looking(), torch.rand(2, 3, 8, 8), conditions)()
     assert all(x.dtype == torch.bfloat16 and x.is_contiguous(memory_format=torch.channels_last) for x in seen)
+
+
+def test_fused_kernels_are_timed_as_a_runtime(accelerated: tuple[nn.Module, leanconv.Accelerated]) -> None:
+    """On a CPU the layers they are put into answer as before."""
+    model, result = accelerated
+    pictures = smooth_images(3)
+    for network in (model, result.model):
+        found = RUNTIMES["torch-kernels"].prepare(network, pictures, Conditions(device=torch.device("cpu")))()
+        with torch.no_grad():
+            torch.testing.assert_close(found, network(pictures), rtol=1e-4, atol=1e-4)
 
 
 SIGNALLED = """
@@ -370,6 +380,7 @@ def test_a_detector_is_given_lists_of_images() -> None:
     [
         ({"runtimes": ["torchh"]}, "did you mean torch"),
         ({"runtimes": ["torch-cudagraph"]}, "GPU only"),
+        ({"runtimes": ["torch-kernels"]}, "torch-kernels cannot run here: .* NVIDIA GPU, and the network is on cpu"),
         ({"dtype": "int8"}, "use float32, bfloat16, float16"),
         ({"seconds": 0.0}, "above 0"),
         ({"batches": [0]}, "whole number from 1"),

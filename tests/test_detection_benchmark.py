@@ -82,7 +82,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def given(folder: Path, *more: str) -> list[str]:
     calibration = str(folder / "train-0.tar")
-    return ["--data", str(folder), "--weights", "none", "--calibration", calibration, *SMALL, *more]
+    return [
+        "--data",
+        str(folder),
+        "--weights",
+        "none",
+        "--calibration",
+        calibration,
+        "--refine",
+        "closed-form",
+        *SMALL,
+        *more,
+    ]
 
 
 # -- losses ------------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ GIVEN = {"engine.md": ("model", "images"), "finetune.md": ("data",)}
 # Tables that are copied into a page by hand.
 COPIED = {
     "README.md": ("vgg16_imagenet.md", "solver-cpu.md", "solver-cuda.md"),
+    "docs/choosing.md": ("speed-cpu.md",),
     "docs/networks.md": ("residual.md",),
     "docs/engine.md": ("engine-cpu.md", "engine-cpu-memory.md", "engine-cuda.md", "kill.md"),
 }

@@ -19,6 +19,7 @@ from leanconv.inspection import inspect_network
 from leanconv.network.geometry import Geometry
 from leanconv.network.replace import Change, replace
 from leanconv.network.source import Source, build, identify
+from leanconv.network.survey import survey
 from leanconv.train.scratch import scratch
 from tests.conftest import smooth_images
 from tests.test_images import write_picture
@@ -58,6 +59,8 @@ def test_spatial_pyramid_is_the_maximum_of_every_cell() -> None:
 SHAPES = [
     ("alexnet", 1000, (3, 64, 64), 5),
     ("vgg16_cifar", 10, (3, 32, 32), 13),
+    ("resnet20_cifar", 10, (3, 32, 32), 19 + 2),  # and two on shortcuts
+    ("resnet56_cifar", 10, (3, 32, 32), 55 + 2),
     ("character_cnn", 36, (1, 24, 24), 4),
 ]
 
@@ -81,6 +84,13 @@ def test_vgg16_cifar_has_the_widths_of_vgg16() -> None:
     assert sum(isinstance(module, nn.BatchNorm2d) for module in network.modules()) == 13
     assert sum(isinstance(module, nn.MaxPool2d) for module in network.modules()) == 5
     assert [module.in_features for module in network.modules() if isinstance(module, nn.Linear)] == [512]
+
+
+def test_resnet20_cifar_is_that_of_its_paper() -> None:
+    """0.27 million parameters, 41 million multiply-accumulates; the 1 x 1 shortcuts add about 1 % to both."""
+    network = models.resnet20_cifar().eval()
+    assert 0.27e6 < sum(parameter.numel() for parameter in network.parameters()) < 0.277e6
+    assert 40.5e6 < survey(network, torch.rand(1, 3, 32, 32)).macs < 41.2e6
 
 
 # -- before training ---------------------------------------------------------------------------------------------------
@@ -191,6 +201,7 @@ def test_networks_are_recognised(spp10: nn.Module) -> None:
     assert identify(spp10) == Source(library="leanconv", name="spp10")
     assert identify(models.character_cnn(10)) == Source(library="leanconv", name="character_cnn", classes=10)
     assert identify(models.vgg16_cifar()) == Source(library="leanconv", name="vgg16_cifar")
+    assert identify(models.resnet20_cifar(7)) == Source(library="leanconv", name="resnet20_cifar", classes=7)
     assert identify(models.alexnet(5)) == Source(library="torchvision", name="alexnet", classes=5)
     changed = models.character_cnn()
     changed[1] = nn.GELU()

@@ -24,6 +24,7 @@ from leanconv.progress import reporter
 from leanconv.result import Accelerated
 from leanconv.target import Target
 from leanconv.team import Team
+from leanconv.train.refine import check_distillable, check_examples, distilled, joined
 from leanconv.workdir import Workdir, digest_of_images, digest_of_model
 
 
@@ -34,7 +35,7 @@ def accelerate(
     scheme: Method = "3d",
     solver: Literal["linear", "nonlinear"] = "nonlinear",
     asymmetric: bool = True,
-    ranks: Literal["uniform", "energy", "latency"] | Mapping[str, Any] = "energy",
+    ranks: Literal["uniform", "energy", "sensitivity", "latency"] | Mapping[str, Any] = "energy",
     skip: Iterable[str] | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
@@ -64,22 +65,28 @@ def accelerate(
         solver: ``"linear"`` fits responses; ``"nonlinear"`` fits what is left of them behind the activation.
         asymmetric: fit each layer to the input the layers already accelerated give it, so errors do not pile up.
         ranks: ``"energy"`` keeps the largest product of PCA energies; ``"uniform"`` gives every layer the same
-            speed-up; ``"latency"`` times the forms of every layer on ``target`` and keeps the most energy in that time;
-            or ranks by hand, ``{"layer": d'}`` (``(d'', d')`` for 3d), and ``speedup`` is not used.
+            speed-up; ``"sensitivity"`` measures what approximating every layer alone does to the network's output and
+            chooses forms and ranks that together change it least; ``"latency"`` times the forms of every layer on
+            ``target`` and keeps the most energy in that time; or ranks by hand, ``{"layer": d'}``
+            (``(d'', d')`` for 3d), and ``speedup`` is not used.
         skip: names of layers to leave alone. Default: the first convolution. ``[]`` skips nothing.
         seed: chooses the sampled positions. Same seed, same machine: same result, bit for bit.
         device: where to compute; default: where the model is.
         progress: show progress on stderr.
         workdir: a folder for the state of the run. A run that was killed goes on from there when it is called again
             with the same arguments, and ends in the same bits; a later run with another ``speedup``, ``scheme`` or
-            solver uses what was measured. About 4 bytes x ``samples`` x filters on disk.
+            solver uses what was measured. About 4 bytes x ``samples`` x filters on disk, and with ``refine="distill"``
+            five times the weights.
         layers: ``"conv"``, or ``"all"`` to accelerate and count Linear layers too.
         samples: responses sampled a layer, spread over the images.
         memory: what the run may keep in memory beside the model and one batch at work, in bytes or as ``"8GB"``;
             default: half of what is free. With less the run takes longer and the result is the same.
         part: path of the module to accelerate, for example ``"backbone"``; only its MACs count then.
         refine: ``"closed-form"`` (3d) fits the (1 x k, d') filters of a layer freely to what they see in the
-            accelerated network, in place of mixtures of the old ones: smaller errors, a longer solve.
+            accelerated network, in place of mixtures of the old ones: smaller errors, a longer solve. ``"distill"``
+            (any scheme) does so where it can and then trains the network on the images, without labels, to have the
+            original's feature maps: on a tenth of them it is judged, and the best that was seen there is kept. Much
+            longer; how it went is in ``result.training``.
         target: for ``ranks="latency"``, what is timed: runtime, device, threads, batch and dtype. Default: torch where
             the model is, one thread, one image.
         latency: for ``ranks="latency"``, milliseconds the whole network is to take, in place of ``speedup``.
@@ -135,20 +142,33 @@ def accelerate(
                 if workdir is not None:
                     with clock.stage("opening the workdir"):
                         _begin(work, model, batches, options, team, place)
+                room = Memory(place, limit, None if work is None else work.folder)
                 engine = Engine(
                     original=job.original,
                     batches=batches,
                     options=options,
-                    memory=Memory(place, limit, None if work is None else work.folder),
+                    memory=room,
                     team=team,
                     work=work,
                     clock=clock,
                     reporter=reporter(progress and team.lead),
                 )
                 result = job.run(engine)
+                del engine  # and what it keeps
                 if kind_of(model) is not None:
                     seen_as_detector(result.model)
                 result.model.to(device_of(model))
+                if options.refine == "distill":
+                    with clock.stage("distilling"):
+                        result = distilled(
+                            result,
+                            model,
+                            joined(batches, room),
+                            seed=options.seed,
+                            device=place,
+                            workdir=None if work is None else work.distilling,
+                            progress=progress,
+                        )
                 apply(result.model, kernels)
                 if work is not None:
                     work.finish()
@@ -205,9 +225,14 @@ def _prepared(
 ) -> tuple[Batches, Job]:
     """The images as the network is given them, and what is to be done."""
     rank, world = (team.rank, team.world) if team else (0, 1)
+    if options.refine == "distill":
+        check_distillable(model, world)
     if kind_of(model) is None:
         batches = take(images, rank=rank, world=world)
-        return batches, Job.prepare(model, batches.sample(), options, place)
+        job = Job.prepare(model, batches.sample(), options, place)
+        if options.refine == "distill":
+            check_examples(job.original, job.sites, batches)
+        return batches, job
     check_images(images)
     detector = copied(model).eval().to(place)
     seen = Detections(detector, images, place)

@@ -30,8 +30,11 @@ from leanconv.network.source import identify
 from leanconv.network.survey import survey
 from leanconv.network.trial import Trial
 from leanconv.options import Options
-from leanconv.ranks import Candidate, Pairs, Plan, active, by_hand, macs_after, reachable, select_merged
+from leanconv.ranks import Candidate, Pairs, Plan, active, by_hand, log_energy, macs_after, reachable, select_merged
+from leanconv.ranks.select import Merit
+from leanconv.ranks.sensitivity import Felt, least_change
 from leanconv.result import Accelerated, LayerReport
+from leanconv.sensitivity import feel
 from leanconv.solve import SpatialFactors
 from leanconv.solving import Solving, change_of
 from leanconv.spectra import Spectra
@@ -89,6 +92,11 @@ class Job:
         skipped = dict(found.skipped)
         trial = Trial(original, inputs)
         sites = {site.name: site for site in replaceable(trial, list(found.sites))}
+        if options.ranks == "sensitivity" and not trial.tells:
+            raise LeanconvError(
+                "ranks='sensitivity' compares outputs, and this network returns no floating-point tensors; use "
+                "ranks='energy'."
+            )
         skipped |= {site.name: reasons.NOT_AT_PATH for site in found.sites if site.name not in sites}
         named = options.ranks if isinstance(options.ranks, Mapping) else ()
         apply_skip(options.skip, found, sites, skipped, named=named)
@@ -204,15 +212,19 @@ class Job:
             spectra = Spectra(dense, targets, self.options.form, engine.work)
             if engine.team.lead:
                 spectra.measure(stage.advance)
+        felt: dict[str, Felt] = {}
+        if self.options.ranks == "sensitivity" and engine.team.lead:
+            with engine.clock.stage("measuring layers"):
+                felt = feel(engine, spectra)
         with engine.clock.stage("choosing ranks"):
             if plan is None and engine.team.lead:
-                plan, pairs = self._selected(engine, spectra, pairs)
+                plan, pairs = self._selected(engine, spectra, pairs, felt)
             plan, pairs = engine.team.share((plan, pairs))
         assert plan is not None
         return plan, pairs, spectra
 
-    def _selected(self, engine: Engine, spectra: Spectra, pairs: Pairs) -> tuple[Plan, Pairs]:
-        """A plan, and the pairs of layers to merge."""
+    def _selected(self, engine: Engine, spectra: Spectra, pairs: Pairs, felt: dict[str, Felt]) -> tuple[Plan, Pairs]:
+        """A plan, and the pairs of layers to merge. ``felt``: for ranks="sensitivity"."""
         method, candidates = self.options.ranks, list(spectra.candidates.values())
         assert isinstance(method, str)
         if method == "latency":
@@ -225,7 +237,11 @@ class Job:
                 speedup=self.options.speedup,
                 scheme=self.options.form,
                 method=method,
+                merit=self._least_change(felt) if method == "sensitivity" else log_energy,
             )
+
+    def _least_change(self, felt: dict[str, Felt]) -> Merit:
+        return least_change(felt, refits=self.options.asymmetric and self.options.form != "spatial")
 
     def _changes(self, plan: Plan, pairs: Pairs) -> list[Change]:
         """What a plan does to the layers, those that only take in a factor included."""
@@ -240,7 +256,7 @@ class Job:
         """With refinement the horizontal filters are fitted to what they see, where that is more than d numbers: else
         mixtures of the d old ones are all the filters there are."""
         wide = split.horizontal[0].numel() > site.geometry.out_channels and site.geometry.groups == 1
-        halfway = wide and self.options.refine == "closed-form"
+        halfway = wide and self.options.closed_form
         return Probe(site, split.product(), bias, split, halfway=halfway)
 
     def _splits(self, engine: Engine, plan: Plan, spectra: Spectra) -> dict[str, SpatialFactors]:

@@ -14,12 +14,12 @@ from leanconv.target import Target
 
 Solver = Literal["linear", "nonlinear"]
 Layers = Literal["conv", "all"]
-Refine = Literal["none", "closed-form"]
+Refine = Literal["none", "closed-form", "distill"]
 
 SOLVERS = ("linear", "nonlinear")
-RANKS = ("uniform", "energy", "latency")
+RANKS = ("uniform", "energy", "sensitivity", "latency")
 LAYERS = ("conv", "all")
-REFINE = ("none", "closed-form")
+REFINE = ("none", "closed-form", "distill")
 Method = Scheme | Literal["spatial-sgd"]
 METHODS: tuple[Method, ...] = ("channel", "spatial", "3d", "spatial-sgd")
 
@@ -32,7 +32,7 @@ class Options:
     scheme: Method
     solver: Solver
     asymmetric: bool
-    ranks: Literal["uniform", "energy", "latency"] | Mapping[str, Any]
+    ranks: Literal["uniform", "energy", "sensitivity", "latency"] | Mapping[str, Any]
     skip: tuple[str, ...] | None
     layers: Layers
     samples: int
@@ -65,7 +65,7 @@ class Options:
         _one_of("solver", solver, SOLVERS)
         _one_of("layers", layers, LAYERS)
         _one_of("refine", refine, REFINE)
-        if refine != "none" and (scheme != "3d" or not asymmetric):
+        if refine == "closed-form" and (scheme != "3d" or not asymmetric):
             raise LeanconvError(
                 f"refine={refine!r} fits horizontal filters to what they see in the accelerated network: it goes with "
                 f"scheme='3d' and asymmetric=True, not with {scheme!r} and {bool(asymmetric)}."
@@ -102,6 +102,11 @@ class Options:
     def form(self) -> Scheme:
         """What a layer is replaced by: ``spatial-sgd`` differs from ``spatial`` in the numbers only."""
         return "spatial" if self.scheme == "spatial-sgd" else self.scheme
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether 3d's horizontal filters are fitted freely; before a distillation too, where that can be."""
+        return self.refine != "none" and self.scheme == "3d" and self.asymmetric
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Options:

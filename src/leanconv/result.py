@@ -59,7 +59,7 @@ class Accelerated:
         source: where the original comes from, to build it again.
         preprocess: how the command line read the images.
         seconds: what each stage of the run took.
-        training: what ``finetune`` did since.
+        training: what ``finetune``, or ``refine="distill"``, did since.
         command: what was typed, where the command line was used.
         spectra: what ranks were chosen by; None for folders without.
         timing: times of both networks, measured at the end of a run with ``ranks="latency"``.

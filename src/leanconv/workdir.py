@@ -3,7 +3,9 @@
     leanconv-work.json    the arguments, and whether the run is finished
     statistics/           sampled responses of the original network, raw numbers, and what they are
     spectra.json          what ranks are chosen by
+    sensitivity.json      and what the output feels of every layer, with ranks="sensitivity"
     solved/               a safetensors file a site, in the order they were solved
+    distilling/           the state of the training with refine="distill"
 
 Files appear whole or not at all: they are written under another name, flushed and renamed. A lock on the folder
 itself, which the system lets go when the process ends, keeps a second process out.
@@ -38,10 +40,11 @@ from leanconv.options import Options
 FORMAT = "leanconv-work"
 VERSION = 1
 STATE, SAMPLES, FACTS = "leanconv-work.json", "statistics", "statistics/facts.json"
-SPECTRA, SOLVED = "spectra.json", "solved"
+SPECTRA, SENSITIVITY, SOLVED, DISTILLING = "spectra.json", "sensitivity.json", "solved", "distilling"
 PART = ".part"  # the end of the name of what is being written
 OLD = ".old"  # and of what is being removed
-OWN = (STATE, SAMPLES, SPECTRA, f"{SAMPLES}{OLD}", f"{SOLVED}{OLD}")  # all that may be so called
+# All that may be so called.
+OWN = (STATE, SAMPLES, SPECTRA, SENSITIVITY, f"{SAMPLES}{OLD}", f"{SOLVED}{OLD}", f"{DISTILLING}{OLD}")
 
 # Arguments the statistics depend on.
 BASIS = ("model", "images", "device", "samples", "seed", "leanconv", "torch")
@@ -74,16 +77,20 @@ class Workdir:
         """Start a run of these arguments or go on with it; refuse, by name, what does not go with what is here."""
         wanted = {**given, "leanconv": __version__, "torch": torch.__version__, **options.to_json()}
         run = {key: value for key, value in wanted.items() if key not in BASIS}
+        # What a solved layer depends on: distillation comes behind. Ranks found by timing are others every time.
+        solving = run if options.target is not None else {**run, "refine": options.closed_form}
+        basis = {key: wanted[key] for key in BASIS}
         known = self._load(STATE)
         if known is not None:
-            basis = {key: wanted[key] for key in BASIS}
             self._compare(basis, known["basis"], "statistics of a run")
             if known["finished"] and run != known["run"]:
-                self._remove(SOLVED)
+                self._remove(DISTILLING)
+                if solving != known.get("solving"):
+                    self._remove(SOLVED)
             else:
                 self._compare(run, known["run"], "an unfinished run")
         finished = known is not None and known["finished"] and run == known["run"]
-        self._state = {"basis": {key: wanted[key] for key in BASIS}, "run": run, "finished": finished}
+        self._state = {"basis": basis, "run": run, "solving": solving, "finished": finished}
         self._store(STATE, self._state)
 
     def finish(self) -> None:
@@ -133,6 +140,12 @@ class Workdir:
     def spectra(self) -> dict[str, Any]:
         return (self._load(SPECTRA) or {"spectra": {}})["spectra"]  # type: ignore[no-any-return]
 
+    def keep_sensitivity(self, layers: dict[str, Any]) -> None:
+        self._store(SENSITIVITY, {"layers": layers})
+
+    def sensitivity(self) -> dict[str, Any]:
+        return (self._load(SENSITIVITY) or {"layers": {}})["layers"]  # type: ignore[no-any-return]
+
     def solved(self, device: torch.device) -> dict[str, Fit]:
         """The sites solved so far."""
         found: dict[str, Fit] = {}
@@ -157,6 +170,10 @@ class Workdir:
             part = place / f"{number:05d}{PART}"
             safetensors.torch.save_file(held, part, {"leanconv": facts})
             self._rename(part, place / f"{number:05d}.safetensors")
+
+    @property
+    def distilling(self) -> Path:
+        return self.folder / DISTILLING
 
     def _load(self, name: str) -> dict[str, Any] | None:
         try:

@@ -1,4 +1,4 @@
-"""What can run a network: torch in three ways, onnxruntime and OpenVINO. One class a runtime, one method each."""
+"""What can run a network: torch in four ways, onnxruntime and OpenVINO. One class a runtime, one method each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,10 @@ from leanconv.bench.signals import same_signal_stack
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError, listing
 from leanconv.export.onnx import needed, to_onnx
+from leanconv.kernels.availability import missing
+from leanconv.kernels.optimize import optimize_
 from leanconv.network.detector import kind_of
+from leanconv.network.factored import Factored
 from leanconv.network.failure import model_failed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -130,11 +133,30 @@ class TorchCudaGraph:
             with torch.cuda.graph(graph):
                 answer = call()
 
-        def replay() -> Any:
+        def replay(kept: Any = call) -> Any:  # a graph reads weights where they lie, and does not keep them
             graph.replay()
             return answer
 
         return replay
+
+
+class TorchKernels:
+    """torch with leanconv's fused kernels where a layer is factorised, channels-last; the original as torch has it."""
+
+    name = "torch-kernels"
+
+    def refuse(self, model: nn.Module, conditions: Conditions) -> None:
+        why = missing(conditions.device)
+        if why is not None:
+            raise LeanconvError(f"torch-kernels cannot run here: {why}")
+        _refuse_detector(self.name, model)
+
+    def prepare(self, model: nn.Module, example: Any, conditions: Conditions) -> Callable[[], Any]:
+        last = replace(conditions, channels_last=True)
+        network = placed(model, last).requires_grad_(False)
+        if any(isinstance(module, Factored) for module in network.modules()):
+            optimize_(network)
+        return _calling(network, handed(example, last))
 
 
 class OnnxRuntime:
@@ -180,7 +202,8 @@ class OpenVino:
 
 
 RUNTIMES: dict[str, Runner] = {
-    runner.name: runner for runner in (Torch(), TorchCompile(), TorchCudaGraph(), OnnxRuntime(), OpenVino())
+    runner.name: runner
+    for runner in (Torch(), TorchCompile(), TorchCudaGraph(), TorchKernels(), OnnxRuntime(), OpenVino())
 }
 
 

@@ -30,11 +30,19 @@ def accelerate(
     scheme: Annotated[str, typer.Option(help="channel, spatial, 3d, or spatial-sgd (a slow baseline).")] = "3d",
     solver: Annotated[str, typer.Option(help="linear or nonlinear.")] = "nonlinear",
     refine: Annotated[
-        str, typer.Option(help="none, or closed-form: 3d's horizontal filters fitted freely; smaller errors, slower.")
+        str,
+        typer.Option(
+            help="none; closed-form: 3d's horizontal filters fitted freely, slower; distill: and then all are trained, "
+            "without labels, to respond as the original does, much slower."
+        ),
     ] = "none",
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
     ranks: Annotated[
-        str, typer.Option(help="energy, uniform, latency, or ranks by hand: JSON or a .json file, {layer: rank}.")
+        str,
+        typer.Option(
+            help="energy, uniform, sensitivity (of the output, measured), latency, or ranks by hand: JSON or a .json "
+            "file, {layer: rank}."
+        ),
     ] = "energy",
     latency: Annotated[
         float | None, typer.Option(help="--ranks latency: milliseconds of the whole network, in place of --speedup.")
@@ -105,6 +113,7 @@ def accelerate(
     from leanconv.options import Options
     from leanconv.report import REPORT, check_report, write_report
     from leanconv.storage import check_new
+    from leanconv.train.history import History
 
     if skip and no_skip:
         raise LeanconvError("--skip and --no-skip contradict each other; give one of them.")
@@ -157,6 +166,9 @@ def accelerate(
         print_json({**result.to_json(), "folder": str(out), "unreadable": batches.unreadable, **_at(page)})
     else:
         print(result)
+        if result.training is not None:
+            history = History.from_json(result.training["history"])
+            print(*filter(None, [history.stopped, f"distilled: {history.verdict()}"]), sep="\n")
         if quiet and batches.unreadable:  # else there were warnings
             print(f"left out, as they cannot be read: {listing(batches.unreadable)}")
         needed = ", model=..." if result.source.library == "other" else ""

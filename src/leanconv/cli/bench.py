@@ -27,7 +27,8 @@ Other = Annotated[
 Runtime = Annotated[
     list[str] | None,
     typer.Option(
-        help="torch (default), torch-compile, torch-cudagraph, onnxruntime or openvino; may be given several times."
+        help="torch (default), torch-compile, torch-cudagraph, torch-kernels, onnxruntime or openvino; may be given "
+        "several times."
     ),
 ]
 Batches = Annotated[

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     typer.Argument(
-        help="A torchvision builder (vgg16), timm:NAME, leanconv:NAME (spp10, vgg16_cifar, character_cnn), "
+        help="A torchvision builder (vgg16), timm:NAME, leanconv:NAME (spp10, vgg16_cifar, resnet20_cifar), "
         "file.py:callable, or a saved folder."
     ),
 ]

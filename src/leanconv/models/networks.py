@@ -1,4 +1,4 @@
-"""The architectures: SPP-10, AlexNet, VGG-16 for large and for small pictures, and a network that reads characters."""
+"""The architectures: SPP-10, AlexNet, VGG-16 and residual networks, and one that reads characters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models.resnet import BasicBlock
 from torchvision.models.vgg import cfgs, make_layers
 
 from leanconv.errors import whole
@@ -67,6 +68,35 @@ class VGG16Cifar(nn.Sequential):
         super().__init__(OrderedDict(features=features, flatten=nn.Flatten(), classifier=nn.Linear(512, num_classes)))
 
 
+class ResNetCifar(nn.Sequential):
+    """The residual network of 6 ``blocks`` + 2 layers for 32 x 32 colour pictures: three stages of ``blocks`` pairs of
+    convolutions with 16, 32 and 64 filters; where the size changes, the shortcut is a 1 x 1 convolution."""
+
+    def __init__(self, blocks: int, num_classes: int = 10) -> None:
+        stages, inputs = [], 16
+        for filters in (16, 32, 64):
+            pairs = []
+            for number in range(blocks):
+                stride = 2 if number == 0 and filters > 16 else 1
+                shortcut = None
+                if stride > 1:
+                    shortcut = nn.Sequential(nn.Conv2d(inputs, filters, 1, stride, bias=False), nn.BatchNorm2d(filters))
+                pairs.append(BasicBlock(inputs, filters, stride, shortcut))
+                inputs = filters
+            stages.append(nn.Sequential(*pairs))
+        super().__init__(
+            OrderedDict(
+                conv=nn.Conv2d(3, 16, 3, padding=1, bias=False),
+                norm=nn.BatchNorm2d(16),
+                relu=nn.ReLU(inplace=True),
+                stages=nn.Sequential(*stages),
+                pool=nn.AdaptiveAvgPool2d(1),
+                flatten=nn.Flatten(),
+                classifier=nn.Linear(64, num_classes),
+            )
+        )
+
+
 class CharacterCNN(nn.Sequential):
     """Four convolutions that read one character from a 24 x 24 grey picture: maps of 16, 8, 1 and 1."""
 
@@ -106,6 +136,16 @@ def vgg16_cifar(num_classes: int = 10) -> nn.Module:
     return VGG16Cifar(whole("num_classes", num_classes, 1))
 
 
+def resnet20_cifar(num_classes: int = 10) -> nn.Module:
+    """The residual network of 20 layers for 32 x 32 colour pictures."""
+    return ResNetCifar(3, whole("num_classes", num_classes, 1))
+
+
+def resnet56_cifar(num_classes: int = 10) -> nn.Module:
+    """The residual network of 56 layers for 32 x 32 colour pictures."""
+    return ResNetCifar(9, whole("num_classes", num_classes, 1))
+
+
 def character_cnn(num_classes: int = 36) -> nn.Module:
     """Four convolutions that read one character from a 24 x 24 grey picture.
 
@@ -119,5 +159,6 @@ def character_cnn(num_classes: int = 36) -> nn.Module:
 
 # What ``leanconv:NAME`` on the command line and in saved folders builds.
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    builder.__name__: builder for builder in (spp10, alexnet, vgg16, vgg16_cifar, character_cnn)
+    builder.__name__: builder
+    for builder in (spp10, alexnet, vgg16, vgg16_cifar, resnet20_cifar, resnet56_cifar, character_cnn)
 }

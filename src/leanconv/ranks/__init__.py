@@ -4,7 +4,7 @@ from leanconv.ranks.by_hand import by_hand
 from leanconv.ranks.candidates import Candidate, Choice, Plan
 from leanconv.ranks.kept import KeptSpectra
 from leanconv.ranks.merged import Pairs, active, macs_after, reachable, select_merged
-from leanconv.ranks.select import select
+from leanconv.ranks.select import log_energy, select
 
 __all__ = [
     "Candidate",
@@ -14,6 +14,7 @@ __all__ = [
     "Plan",
     "active",
     "by_hand",
+    "log_energy",
     "macs_after",
     "reachable",
     "select",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from leanconv.errors import LeanconvError
 from leanconv.network.geometry import Scheme
 from leanconv.ranks.candidates import Candidate, Plan
-from leanconv.ranks.select import WINDOW, Method, cheapest, select
+from leanconv.ranks.select import WINDOW, Merit, Method, cheapest, log_energy, select
 
 # (giver, taker): the giver's 1 x 1 factor can be taken into the taker's filters.
 Pairs = list[tuple[str, str]]
@@ -46,7 +46,14 @@ def _most_saved(candidates: list[Candidate], pairs: Pairs, scheme: Scheme) -> tu
 
 
 def select_merged(
-    candidates: list[Candidate], pairs: Pairs, *, fixed: int, speedup: float, scheme: Scheme, method: Method
+    candidates: list[Candidate],
+    pairs: Pairs,
+    *,
+    fixed: int,
+    speedup: float,
+    scheme: Scheme,
+    method: Method,
+    merit: Merit = log_energy,
 ) -> tuple[Plan, Pairs]:
     """A plan that meets ``speedup`` to within two percent with what merging saves counted, and the pairs to merge.
 
@@ -57,7 +64,7 @@ def select_merged(
     before = fixed + sum(candidate.cost.dense for candidate in candidates)
 
     def choose(saved: int) -> Plan:
-        return select(candidates, fixed=fixed, saved=saved, speedup=speedup, scheme=scheme, method=method)
+        return select(candidates, fixed=fixed, saved=saved, speedup=speedup, scheme=scheme, method=method, merit=merit)
 
     refused: LeanconvError | None = None
     saved, plain = 0, None

@@ -22,19 +22,39 @@ WINDOW = 1.02
 # on k x k filters it is the better of the two.
 POINTWISE = 0.1
 
-Method = Literal["uniform", "energy"]
+Method = Literal["uniform", "energy", "sensitivity"]
 
 # A way to treat a layer (None: dense), its cost and its merit.
 Option = tuple[Choice | None, int, float]
+# How good a form of a layer is, or leaving it dense.
+Merit = Callable[[Candidate, Choice | None], float]
+
+
+def log_energy(candidate: Candidate, choice: Choice | None) -> float:
+    """Of the responses and the filters."""
+    if choice is None:
+        return 0.0
+    kept = candidate.energy(choice)
+    if choice.scheme == "3d" and candidate.spatial:
+        kept *= candidate.spatial.kept[choice.ranks[0]]
+    return log(max(kept, 1e-300))
 
 
 def select(
-    candidates: list[Candidate], *, fixed: int, speedup: float, scheme: Scheme, method: Method, saved: int = 0
+    candidates: list[Candidate],
+    *,
+    fixed: int,
+    speedup: float,
+    scheme: Scheme,
+    method: Method,
+    saved: int = 0,
+    merit: Merit = log_energy,
 ) -> Plan:
     """A plan with ``speedup <= before / after < 1.02 speedup``.
 
     ``fixed`` is the cost of the layers that are counted but not candidates, ``saved`` what will be saved besides by
-    merging. Raises LeanconvError, with the largest number that can be reached, where the target cannot.
+    merging; ``merit`` is what the search over forms makes largest in sum. Raises LeanconvError, with the largest number
+    that can be reached, where the target cannot.
     """
     before = fixed + sum(candidate.cost.dense for candidate in candidates)
     fixed -= saved  # from here on only what comes after counts
@@ -53,8 +73,9 @@ def select(
     # The epsilon: 680 / 1.36 must be 500, not 499.
     budget = math.floor(before / speedup * (1 + 1e-12)) - fixed
     plan: Plan | None
-    if method == "energy" and scheme != "spatial" and _pointwise_share(candidates) > POINTWISE:
-        plan = _by_price(candidates, budget, scheme)
+    by_form = method == "energy" and scheme != "spatial" and _pointwise_share(candidates) > POINTWISE
+    if by_form or method == "sensitivity":
+        plan = _by_price(candidates, budget, scheme, merit)
     elif scheme == "3d":
         plan = _three_d(candidates, budget, method)
     else:
@@ -63,7 +84,7 @@ def select(
         return plan
     # Ranks of this network are too coarse for the selection to land in the window; look for any plan that does.
     low = math.floor(before / (WINDOW * speedup)) - fixed
-    options = [_options(candidate, scheme) for candidate in candidates]
+    options = [_options(candidate, scheme, merit) for candidate in candidates]
     picked = best_in_window([[(cost, merit) for _, cost, merit in layer] for layer in options], low, budget)
     if picked is not None:
         exact = _picked(candidates, options, picked)
@@ -77,9 +98,9 @@ def _pointwise_share(candidates: list[Candidate]) -> float:
     return sum(c.cost.dense for c in candidates if math.prod(c.geometry.kernel) == 1) / max(total, 1)
 
 
-def _by_price(candidates: list[Candidate], budget: int, scheme: Scheme) -> Plan:
-    """Form (dense, channel, spatial, 3d) and ranks of every layer for the largest sum of log energies."""
-    options = [_options(candidate, scheme) for candidate in candidates]
+def _by_price(candidates: list[Candidate], budget: int, scheme: Scheme, merit: Merit) -> Plan:
+    """Form (dense, channel, spatial, 3d) and ranks of every layer for the largest sum of merits."""
+    options = [_options(candidate, scheme, merit) for candidate in candidates]
     picked = best_under([[(cost, merit) for _, cost, merit in layer] for layer in options], budget)
     return _picked(candidates, options, picked)
 
@@ -227,8 +248,8 @@ def _three_d(candidates: list[Candidate], budget: int, method: Method) -> Plan |
     return plan
 
 
-def _options(candidate: Candidate, scheme: Scheme) -> list[Option]:
-    """Every way to treat a layer that costs less than leaving it dense, with log energy as merit."""
+def _options(candidate: Candidate, scheme: Scheme, merit: Merit) -> list[Option]:
+    """Every way to treat a layer that costs less than leaving it dense."""
     g = candidate.geometry
     choices: list[Choice] = []
     if _has_channel(scheme):
@@ -241,14 +262,11 @@ def _options(candidate: Candidate, scheme: Scheme) -> list[Option]:
             choices += [
                 Choice("3d", (d2, d1)) for d2 in _some(g.spatial_limit, most) for d1 in _some(g.channel_limit, most)
             ]
-    options: list[Option] = [(None, candidate.cost.dense, 0.0)]
+    options: list[Option] = [(None, candidate.cost.dense, merit(candidate, None))]
     for choice in choices:
         macs = candidate.macs(choice)
         if macs < candidate.cost.dense:
-            kept = candidate.energy(choice)
-            if choice.scheme == "3d" and candidate.spatial:
-                kept *= candidate.spatial.kept[choice.ranks[0]]
-            options.append((choice, macs, log(max(kept, 1e-300))))
+            options.append((choice, macs, merit(candidate, choice)))
     return options
 
 

@@ -13,15 +13,13 @@ def summary(facts: Facts) -> str:
     if options["scheme"] in ("channel", "3d"):
         how += f", {options['solver']} solver, {'asymmetric' if options['asymmetric'] else 'symmetric'}"
     ranks = options["ranks"] if isinstance(options["ranks"], str) else "given by hand"
+    ranks = f"by {ranks}" if ranks in ("energy", "sensitivity") else ranks
     tuned = (
         "" if facts.tuned is None else ", then fine-tuned" + (" to the original" if facts.tuned["distilled"] else "")
     )
     done = len(facts.accelerated)
     took = f" in {sum(facts.seconds.values()):.1f} s" if facts.seconds else ""
-    return (
-        f"{count(done, 'layer')} in factors: {how}, ranks {'by ' if ranks == 'energy' else ''}{ranks}, "
-        f"{count(facts.images, 'image')}{took}{tuned}."
-    )
+    return f"{count(done, 'layer')} in factors: {how}, ranks {ranks}, {count(facts.images, 'image')}{took}{tuned}."
 
 
 def cards(facts: Facts) -> str:

@@ -165,9 +165,10 @@ def finetune(
         }
         team.same("arguments", arguments)
         steps = settings.epochs * Examples.steps(training, settings.batch * team.world)
+        title = "fine-tuning" if original is None else "distilling"
         with (
             _opened(workdir if team.lead else None) as checkpoint,
-            reporter(progress and team.lead).stage("fine-tuning", steps) as stage,
+            reporter(progress and team.lead).stage(title, steps) as stage,
         ):
             loop = Loop(
                 model=trained,

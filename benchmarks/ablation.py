@@ -1,0 +1,189 @@
+"""What each step past the paper is worth, alone and added to the others: same images, same MACs, no labels.
+
+    python benchmarks/ablation.py --data DIR --model vgg16-imagenet --device cuda
+    python benchmarks/ablation.py --data CIFAR --model vgg16-cifar10 resnet20-cifar10 --device cuda
+    python benchmarks/ablation.py --data DIR --model vgg16-imagenet --held-out   # to choose by: no evaluation pictures
+
+DIR and CIFAR are those of paper.py; CIFAR holds resnet20.safetensors too (cifar10.py --network resnet20). Every cell
+(network, speed-up, row, seed) is a file in --work, and is not computed again: a run that was stopped goes on. With
+--held-out the networks are calibrated on four fifths of the calibration pictures and judged on the others, by the
+original's own answers; no table is written. Writes benchmarks/results/ablation.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cifar10
+import torch
+from paper_data import SUBJECTS, Subject
+from vgg16_imagenet import machine
+
+import leanconv
+
+RESULTS = Path(__file__).parent / "results"
+# Arguments of accelerate. First what the paper does, then each step alone, then added one by one.
+SAMPLES, FREE, RANKS = {"samples": 150_000}, {"refine": "closed-form"}, {"ranks": "sensitivity"}
+ROWS: dict[str, dict[str, Any]] = {
+    "the paper's 3d": {},
+    "three times the samples": SAMPLES,
+    "horizontal filters fitted freely": FREE,
+    "ranks by sensitivity": RANKS,
+    "samples and free filters": SAMPLES | FREE,
+    "samples, free filters, sensitivity": SAMPLES | FREE | RANKS,
+    "distilled": {"refine": "distill"},
+    "samples, distilled": SAMPLES | {"refine": "distill"},
+    "samples, sensitivity, distilled": SAMPLES | RANKS | {"refine": "distill"},
+}
+SPEEDUPS = {"vgg16-imagenet": (3.0, 4.0, 5.0), "vgg16-cifar10": (4.0, 6.0), "resnet20-cifar10": (2.0, 3.0)}
+
+
+def resnet20_cifar10(data: Path, device: str, limit: int | None) -> Subject:
+    """Like paper_data's VGG-16 for CIFAR-10, of which it takes the pictures."""
+    (train, labels), (test, test_labels) = cifar10.read(data)
+    test, test_labels = test[:limit], test_labels[:limit]
+    return Subject(
+        name="resnet20-cifar10",
+        title="ResNet-20, CIFAR-10",
+        model=cifar10.load(data / "resnet20.safetensors", "resnet20").to(device),
+        device=device,
+        calibration=[part.to(device) for part in train[: limit or 3000].split(500)],
+        training=(train[:0], labels[:0]),
+        pictures=[part.to(device) for part in test.split(1000)],
+        labels=test_labels,
+        error="top1",
+        speedups=SPEEDUPS["resnet20-cifar10"],
+        layer_speedups=(),
+        group_speedups=(),
+        tuning={},
+        scratch={},
+    )
+
+
+NETWORKS: dict[str, Callable[[Path, str, int | None], Subject]] = {**SUBJECTS, "resnet20-cifar10": resnet20_cifar10}
+
+
+def held_out(subject: Subject) -> Subject:
+    """The same network on calibration pictures alone, the original's answers for labels."""
+    images = torch.cat(subject.calibration)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1)).to(images.device)
+    first = len(images) * 4 // 5
+    subject.calibration = list(images[order[:first]].split(50))
+    subject.pictures = list(images[order[first:]].split(50))
+    with torch.inference_mode():
+        subject.labels = torch.cat([subject.model(part).argmax(1).cpu() for part in subject.pictures])
+    subject.__post_init__()
+    return subject
+
+
+def cell(subject: Subject, speedup: float, row: str, seed: int) -> dict[str, Any]:
+    started = time.perf_counter()
+    result = leanconv.accelerate(
+        subject.model, subject.calibration, speedup, seed=seed, progress=False, device=subject.device, **ROWS[row]
+    )
+    seconds = time.perf_counter() - started
+    score = subject.score(result.model)
+    return {
+        "model": subject.name,
+        "speedup": speedup,
+        "row": row,
+        "seed": seed,
+        "macs": result.speedup,
+        "increase": subject.increase(score),
+        "low": 100 * score.low,
+        "high": 100 * score.high,
+        "agreement": 100 * score.agreement,
+        "kl": score.kl,
+        "seconds": seconds,
+        "machine": machine(subject.device),
+        "original": {"top1": 100 * subject.base.top1, "top5": 100 * subject.base.top5, "error": subject.error},
+    }
+
+
+def markdown(cells: list[dict[str, Any]]) -> str:
+    """A table for every network: a row for every way, seeds together."""
+    lines: list[str] = []
+    for model in dict.fromkeys(one["model"] for one in cells):
+        own = [one for one in cells if one["model"] == model]
+        base = own[0]["original"]
+        lines += [
+            f"`python benchmarks/ablation.py --model {model}` on {own[0]['machine']}. Original: top-1 "
+            f"{base['top1']:.2f} %, top-5 {base['top5']:.2f} %; increase of the {base['error']} error in points, "
+            "median of the seeds (each seed), the first seed's 95 % interval, KL from the original's outputs, seconds.",
+            "",
+        ]
+        for speedup in sorted({one["speedup"] for one in own}):
+            lines += [f"| {speedup:g}x | increase | 95 % | agreement % | KL | seconds |", "|---|---|---|---|---|---|"]
+            for row in ROWS:
+                found = sorted(
+                    (one for one in own if (one["speedup"], one["row"]) == (speedup, row)), key=lambda one: one["seed"]
+                )
+                if not found:
+                    continue
+                increase = [one["increase"] for one in found]
+                each = ", ".join(f"{value:.2f}" for value in increase)
+                kl, agreement, seconds = (
+                    statistics.median(one[key] for one in found) for key in ("kl", "agreement", "seconds")
+                )
+                lines.append(
+                    f"| {row} | {statistics.median(increase):.2f} ({each}) | {found[0]['low']:.1f} to "
+                    f"{found[0]['high']:.1f} | {agreement:.2f} | {kl:.4f} | {seconds:.1f} |"
+                )
+            lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", nargs="+", choices=list(NETWORKS), default=["vgg16-imagenet"])
+    parser.add_argument("--speedups", nargs="+", type=float, help="default: those of the network's table")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no cell is begun after so many")
+    parser.add_argument("--held-out", action="store_true", help="judge on calibration pictures, and write no table")
+    parser.add_argument("--limit", type=int, help="pictures, for a trial")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the cells")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + options.seconds
+    for name in options.model:
+        subject = NETWORKS[name](options.data, options.device, options.limit)
+        if options.held_out:
+            subject = held_out(subject)
+        for seed in range(options.seeds):
+            for speedup in options.speedups or SPEEDUPS[name]:
+                for row in options.rows:
+                    place = "held-out-" if options.held_out else ""
+                    file = options.work / f"{place}{name}-{speedup:g}x-{list(ROWS).index(row)}-seed{seed}.json"
+                    if file.exists() or time.monotonic() > end:
+                        continue
+                    found = cell(subject, speedup, row, seed)
+                    file.write_text(json.dumps(found) + "\n")
+                    print(
+                        f"{name} {speedup:g}x seed {seed} {row}: {found['increase']:.2f} "
+                        f"({found['low']:.1f} to {found['high']:.1f}), agreement {found['agreement']:.2f}, "
+                        f"KL {found['kl']:.4f}, {found['seconds']:.1f} s",
+                        flush=True,
+                    )
+    pattern = "held-out-*.json" if options.held_out else "[!h]*.json"
+    cells = [json.loads(file.read_text()) for file in sorted(options.work.glob(pattern))]
+    if options.held_out:
+        print(markdown(cells))
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "ablation.json").write_text(json.dumps(cells, indent=1) + "\n")
+    (options.out / "ablation.md").write_text(markdown(cells) + "\n")
+    print(markdown(cells))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The paper's experiments in which an accelerated network is trained: without labels, with them, and from scratch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from paper_data import Subject
+from paper_table import HEADS, Table, claim, figures
+
+import leanconv
+from leanconv.train.scratch import scratch
+
+
+def finetuned(subject: Subject) -> Table:
+    """3d, and then distilled from the original, without labels."""
+    rows, better = [], []
+    for speedup in subject.speedups:
+        result, before = subject.accelerated(speedup, scheme="3d")
+        started = time.perf_counter()
+        tuned = subject.tuned(result)
+        seconds = time.perf_counter() - started
+        after = subject.score(tuned.model)
+        rows.append([f"{speedup:g}x", *figures(subject, before), *figures(subject, after), seconds])
+        better.append(subject.increase(after) < subject.increase(before))
+    return {
+        "title": "3d before and after fine-tuning (distilled, no labels)",
+        "heads": ["speed-up", *(f"{when}: {head}" for when in ("before", "after") for head in HEADS), "seconds"],
+        "rows": rows,
+        "settings": {key: str(value) for key, value in subject.tuning.items()},
+        "claims": [claim("fine-tuned beats not fine-tuned at every speed-up", all(better))],
+        "paper": "VGG-16, 3d at 3x / 4x / 5x: 0.4 / 0.9 / 2.0; fine-tuned 0.0 / 0.3 / 1.0. SPP-10 at 4x: 1.6; 1.3.",
+    }
+
+
+def with_labels(subject: Subject) -> Table:
+    """3d, and then fine-tuned with labels, as the paper does."""
+    if not subject.supervised:
+        raise SystemExit(f"{subject.name} has too few pictures with labels to train on; give --model vgg16-cifar10.")
+    rows, better = [], []
+    for speedup in subject.speedups:
+        result, before = subject.accelerated(speedup, scheme="3d")
+        started = time.perf_counter()
+        tuned = leanconv.finetune(result, subject.training, progress=False, device=subject.device, **subject.supervised)
+        seconds = time.perf_counter() - started
+        after = subject.score(tuned.model)
+        rows.append([f"{speedup:g}x", *figures(subject, before), *figures(subject, after), seconds])
+        better.append(subject.increase(after) < subject.increase(before))
+    return {
+        "title": "3d before and after fine-tuning with labels",
+        "heads": ["speed-up", *(f"{when}: {head}" for when in ("before", "after") for head in HEADS), "seconds"],
+        "rows": rows,
+        "settings": {key: str(value) for key, value in subject.supervised.items()},
+        "claims": [claim("fine-tuned beats not fine-tuned at every speed-up", all(better))],
+        "paper": "VGG-16, 3d at 3x / 4x / 5x: 0.4 / 0.9 / 2.0; fine-tuned 0.0 / 0.3 / 1.0. SPP-10 at 4x: 1.6; 1.3.",
+    }
+
+
+def from_scratch(subject: Subject) -> Table:
+    """The architecture 3d arrives at, trained from random weights."""
+    result, before = subject.accelerated(4.0, scheme="3d")
+    tuned = subject.score(subject.tuned(result).model)
+    fresh = scratch(result.model)
+    trained = leanconv.finetune(fresh, subject.training, progress=False, device=subject.device, **subject.scratch)
+    after = subject.score(trained.model)
+    rows = [
+        ["accelerated", *figures(subject, before)],
+        ["accelerated, fine-tuned", *figures(subject, tuned)],
+        [f"from scratch, {subject.scratch['epochs']} epochs", *figures(subject, after)],
+    ]
+    return {
+        "title": "4x 3d against the same architecture from scratch (He initialisation)",
+        "heads": ["network", *HEADS],
+        "rows": rows,
+        "settings": {key: str(value) for key, value in subject.scratch.items()},
+        "history": str(trained.history),
+        "claims": [
+            claim(
+                "accelerated beats from scratch, fine-tuned or not",
+                subject.increase(after) > max(subject.increase(before), subject.increase(tuned)),
+            )
+        ],
+        "paper": "SPP-10 at 4x: 1.6 accelerated, 1.3 fine-tuned, 4.4 from scratch.",
+    }
+
+
+TABLES: dict[str, Callable[[Subject], Table]] = {
+    "finetuned": finetuned,
+    "labels": with_labels,
+    "scratch": from_scratch,
+}

@@ -1,0 +1,33 @@
+"""Some of the calibration images."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leanconv.calibrate.batches import Batch
+from leanconv.engine import Engine
+
+
+def drawn(engine: Engine, count: int) -> list[Batch]:
+    """``count`` of the images, drawn by the seed, in batches as large as they are now; whole batches where images do
+    mind their company. Of several processes, every one has its own."""
+    generator = torch.Generator().manual_seed(engine.options.seed)
+    batches = list(engine.batches)
+    if engine.cutting is None or not engine.cutting.one_by_one:
+        order = torch.randperm(len(batches), generator=generator).tolist()
+        sizes = torch.tensor([batches[number].size for number in order]).cumsum(0)
+        return [batches[number] for number in order[: 1 + int((sizes < count).sum())]]
+    pieces = [
+        Batch(0, batch.size if len(batch.pieces) == 1 else len(piece), (piece,))
+        for batch in batches
+        for piece in batch.pieces
+    ]
+    images = [(piece, number) for piece in pieces for number in range(piece.size)]
+    # Not sorted: whoever takes half of them has both halves from everywhere.
+    order = torch.randperm(len(images), generator=generator)[:count].tolist()
+    found = [images[at][0].part(images[at][1], images[at][1] + 1).pieces[0] for at in order]
+    kinds = {(one.shape[1:], one.dtype) if isinstance(one, Tensor) else None for one in found}
+    largest = max(batch.size for batch in batches) if len(kinds) == 1 and None not in kinds else 1
+    groups = [found[first : first + largest] for first in range(0, len(found), largest)]
+    return [Batch(number * largest, len(group), tuple(group)) for number, group in enumerate(groups)]

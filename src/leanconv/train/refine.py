@@ -1,0 +1,134 @@
+"""The last step of ``accelerate(refine="distill")``: the network trained on the calibration images, without labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from leanconv.calibrate.batches import Batch, Batches, to_device
+from leanconv.calibrate.memory import Memory
+from leanconv.entrance import device_of
+from leanconv.errors import LeanconvError, listing
+from leanconv.network.detector import kind_of
+from leanconv.result import Accelerated
+from leanconv.train.augment import crop_and_flip
+from leanconv.train.examples import Augment
+from leanconv.train.finetune import finetune
+from leanconv.train.goals import Distillation
+
+# Where these say nothing, the defaults of finetune with an original.
+EPOCHS = 60
+HOLDOUT = 0.1
+FEWEST = 10  # images there must be, so that one is held out
+PATIENCE = 20  # epochs without a better network before it stops
+SHIFT = 14  # images are moved by up to this part of their smaller side,
+SMALLEST = 8  # if that has so many pixels
+
+INSTEAD = "use refine='closed-form' instead"
+
+
+def check_distillable(model: nn.Module, processes: int) -> None:
+    """Refuse what cannot be distilled, whatever the images."""
+    if processes > 1:
+        raise LeanconvError(
+            f"refine='distill' trains in one process, and there are {processes}; use refine='closed-form' and then "
+            "leanconv.finetune(result, images, model), which shares the images out."
+        )
+    if kind_of(model) is not None:
+        raise LeanconvError(
+            f"refine='distill' does not train detectors, and a {type(model).__name__} was given; {INSTEAD}."
+        )
+
+
+def check_examples(original: nn.Module, layers: Iterable[str], batches: Batches) -> None:
+    """Refuse images that cannot be trained on, all of which are read, and a network no gradient goes through."""
+    pieces = [piece for batch in batches for piece in batch.pieces]
+    odd = [type(piece).__name__ for piece in pieces if not isinstance(piece, Tensor)]
+    if odd:
+        raise LeanconvError(
+            f"refine='distill' takes batches that are tensors of images, and a {odd[0]} was given; {INSTEAD}."
+        )
+    kinds = sorted({f"{' x '.join(map(str, piece.shape[1:]))} {str(piece.dtype)[6:]}" for piece in pieces})
+    if len(kinds) > 1:
+        raise LeanconvError(
+            f"refine='distill' takes images of one size and dtype, and {listing(kinds, 3)} were given; bring them to "
+            f"one, or {INSTEAD}."
+        )
+    count = sum(len(piece) for piece in pieces)
+    if count < FEWEST:
+        raise LeanconvError(
+            f"refine='distill' holds out a tenth of the images, and {count} were given; give at least {FEWEST}, or "
+            f"{INSTEAD}."
+        )
+    given = to_device(batches.sample(), device_of(original))
+    if not given.is_floating_point():
+        return
+    try:
+        with torch.enable_grad():
+            # Not the images themselves: a network may work in place, which where a graph begins is not allowed.
+            loss = Distillation(original, list(layers), 0.0)(original, given.requires_grad_() * 1, None).loss
+    except LeanconvError:
+        raise LeanconvError(
+            f"refine='distill' compares feature maps image by image, and no layer of this network has such; {INSTEAD}."
+        ) from None
+    if not loss.requires_grad:
+        raise LeanconvError(
+            f"refine='distill' trains the network, and its layers ran without gradients (torch.no_grad in its "
+            f"forward?); {INSTEAD}."
+        )
+
+
+def joined(batches: Batches, memory: Memory) -> Tensor:
+    """The images as one tensor: on the GPU, where there is room, as moving them there step by step takes longer."""
+    pieces = tuple(piece for batch in batches for piece in batch.pieces)
+    room = memory.reserve(sum(piece.nbytes for piece in pieces), share=0.5, among=("device",))
+    # Not as many as the batches count: pictures that cannot be read have a number too.
+    whole = Batch(0, sum(len(piece) for piece in pieces), pieces)
+    images: Tensor = whole.on(pieces[0].device if room is None else memory.device)
+    return images
+
+
+def distilled(
+    result: Accelerated,
+    original: nn.Module,
+    images: Tensor,
+    *,
+    seed: int,
+    device: torch.device,
+    workdir: str | os.PathLike[str] | None,
+    progress: bool,
+) -> Accelerated:
+    """``result`` trained to have the feature maps of ``original``: the best network seen on images held out, which may
+    be the one given."""
+    # A layer the user has frozen is replaced and fitted all the same.
+    frozen = [not parameter.requires_grad for parameter in result.model.parameters()]
+    result.model.requires_grad_(True)
+    now = torch.backends.cudnn
+    with now.flags(enabled=now.enabled, benchmark=False, deterministic=True, allow_tf32=now.allow_tf32):
+        tuned = finetune(
+            result,
+            images,
+            original,
+            augment=_augment(images),
+            epochs=EPOCHS,
+            holdout=HOLDOUT,
+            patience=PATIENCE,
+            workdir=workdir,
+            seed=seed,
+            device=device,
+            progress=progress,
+        )
+    for parameter, was in zip(tuned.model.parameters(), frozen, strict=True):
+        parameter.requires_grad_(not was)
+    assert tuned.result is not None
+    return tuned.result
+
+
+def _augment(images: Tensor) -> Augment | None:
+    """Of pictures, n x c x h x w; anything else is trained on as it is."""
+    if images.dim() != 4 or min(images.shape[2:]) < SMALLEST:
+        return None
+    return crop_and_flip(max(1, min(images.shape[2:]) // SHIFT), reflect=True)
