@@ -170,13 +170,16 @@ def small_world() -> Iterator[None]:
         patch.setattr(demo, "TRAINING", 1600)
         patch.setattr(demo, "CALIBRATION", 100)
         patch.setattr(demo, "METHODS", {name: demo.METHODS[name] for name in ("Jaderberg", "3d")})
-        modules, paths = set(sys.modules), list(sys.path)
+        # The reader's own files: another test may have had one of the same name.
+        own, paths = ("net", "probe", "detector", "prepare"), list(sys.path)
+        for name in own:
+            patch.delitem(sys.modules, name, raising=False)
         try:
             yield
         finally:
             sys.path[:] = paths
-            for name in {"net", "probe", "detector", "prepare"} & (set(sys.modules) - modules):
-                del sys.modules[name]
+            for name in own:
+                sys.modules.pop(name, None)
             source._built.cache_clear()
 
 
