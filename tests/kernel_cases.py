@@ -116,9 +116,24 @@ def chains(count: int) -> None:
             doubles = [weight.double() for weight in weights]
             wanted = op.eager(map_.double(), doubles, bias.double(), more.double(), geometry, "relu", pool)
             worst = max(worst, float((found - wanted).norm() / wanted.norm()))
+        # A new tensor where the last one lay is another one.
+        for scale in (1.0, 3.0, 5.0):
+            others = [*weights[:-1], weights[-1] * scale]
+            found = op.factored(x, others, bias, None, geometry, "relu", pool)
+            doubles = [weight.double() for weight in others]
+            wanted = op.eager(x.double(), doubles, bias.double(), None, geometry, "relu", pool)
+            worst = max(worst, float((found - wanted).norm() / wanted.norm()))
+            del others
+        # An addend that is one number a channel.
+        small = torch.randn(1, d, 1, 1, generator=g)
+        found = op.factored(x, weights, bias, small, geometry, "relu", pool)
+        doubles = [weight.double() for weight in weights]
+        wanted = op.eager(x.double(), doubles, bias.double(), small.double(), geometry, "relu", pool)
+        worst = max(worst, float((found - wanted).norm() / wanted.norm()))
+        assert op.factored(x[:0], weights, bias, None, geometry, "relu", pool).shape == (0, *wanted.shape[1:])
     before = len(ready._kept)
     assert before > 0
-    del weights, plain
+    del weights, plain, doubles
     gc.collect()
     assert len(ready._kept) < before, "launches outlive their weights"
     print(json.dumps({"torch.float32": worst, "torch.float16": 0.0}))

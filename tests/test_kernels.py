@@ -18,13 +18,14 @@ from torch.nn import functional as F
 
 import leanconv
 from leanconv.errors import LeanconvError
-from leanconv.kernels import availability, describe, fused_layers, modules, optimize_, tune
+from leanconv.kernels import availability, describe, fused_layers, modules, optimize_, pack, tune
 from leanconv.kernels.launch import run, run_eagerly
 from leanconv.kernels.modules import Absorbed, FusedConv2d, FusedFactored
 from leanconv.kernels.op import eager, factored
 from leanconv.kernels.pack import aligned, packed
 from leanconv.kernels.stage import EAGER, WIDEST, Plan, Stage, plans, powers, precision, up
 from leanconv.network.factored import Factored
+from leanconv.network.survey import survey
 from tests.conftest import plain_network, relative, settle_batch_norms, smooth_images
 
 triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
@@ -114,10 +115,11 @@ def test_packed_filters_follow_their_parameter() -> None:
     assert torch.equal(first.values[4 * first.rows + 3, :5], weight[:, 3, 1, 1])
     assert not first.values[:, 5:].any()
     assert packed(weight, flat=False, columns=16) is first
+    before = first.values.clone()
     with torch.no_grad():
         weight.mul_(2)
     again = packed(weight, flat=False, columns=16)
-    assert torch.equal(again.values, 2 * first.values)
+    assert torch.equal(again.values, 2 * before)
     weight.data = torch.zeros_like(weight)
     assert not packed(weight, flat=False, columns=16).values.any()
 
@@ -245,11 +247,43 @@ def test_a_saved_result_is_that_of_the_plain_network(tmp_path: Path) -> None:
     assert torch.equal(loaded(images), before)
 
 
-def test_an_optimised_network_compiles_and_exports_without_leanconv() -> None:
+def test_whoever_looks_inside_sees_torchs_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace records operations, and a hook on a factor, such as one that counts, is called."""
+    monkeypatch.setattr(modules, "runs_here", lambda x: True)
+    monkeypatch.setattr(modules, "compute", lambda x, *_: pytest.fail("nobody would see it"))
+    model, x = row(nn.ReLU()), torch.randn(2, 16, 8, 8)
+    macs = survey(model, x).macs
+    wanted, doubled = model(x), model(2 * x)
+    optimize_(model)
+    assert torch.equal(torch.jit.trace(model, x, check_trace=False)(2 * x), doubled)
+    assert survey(model, x).macs == macs
+    seen: list[object] = []
+    handle = next(model[0].children()).register_forward_hook(lambda *_: seen.append(1))
+    assert torch.equal(model(x), wanted)
+    assert seen
+    handle.remove()
+
+
+def test_weights_changed_behind_its_back_are_packed_again_on_demand() -> None:
+    weight = nn.Parameter(torch.randn(5, 16, 3, 3))
+    first = packed(weight, flat=False, columns=16)
+    where = first.values.data_ptr()
+    with torch.no_grad():
+        weight.mul_(2)
+    again = packed(weight, flat=False, columns=16)
+    assert again.values.data_ptr() == where  # a recorded graph reads it there
+    weight.data.mul_(2)  # which no version shows
+    assert packed(weight, flat=False, columns=16) is again
+    pack.forget(weight)
+    assert torch.equal(packed(weight, flat=False, columns=16).values, 2 * again.values)
+
+
+def test_an_optimised_network_compiles_and_exports_without_leanconv(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = row(nn.ReLU(inplace=True), nn.MaxPool2d(2)), torch.randn(2, 16, 8, 8)
     wanted = model(x)
     optimize_(model)
     assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x), wanted)
+    monkeypatch.setattr(modules, "runs_here", lambda x: True)
     program = torch.export.export(model, (x,))
     assert "leanconv" not in program.graph_module.code
     assert torch.equal(program.module()(x), wanted)

@@ -169,7 +169,7 @@ def _memory(
 ) -> int | None:
     """None where torch does not see it: in other libraries, in recorded graphs, in compiled code on a CPU."""
     gpu = conditions.device.type == "cuda"
-    if runtime == "torch" or (runtime == "torch-compile" and gpu):
+    if runtime == "torch" or (runtime in ("torch-compile", "torch-kernels") and gpu):
         where = replace(conditions, device=torch.device("cpu")) if gpu else conditions
         return peak_bytes(placed(network, where), handed(example, where), call, conditions.device)
     return None

@@ -20,9 +20,8 @@ from leanconv.entrance import copied
 from leanconv.errors import LeanconvError, listing
 from leanconv.export.onnx import needed, to_onnx
 from leanconv.kernels.availability import missing
-from leanconv.kernels.optimize import optimize_
+from leanconv.kernels.optimize import apply
 from leanconv.network.detector import kind_of
-from leanconv.network.factored import Factored
 from leanconv.network.failure import model_failed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -154,8 +153,7 @@ class TorchKernels:
     def prepare(self, model: nn.Module, example: Any, conditions: Conditions) -> Callable[[], Any]:
         last = replace(conditions, channels_last=True)
         network = placed(model, last).requires_grad_(False)
-        if any(isinstance(module, Factored) for module in network.modules()):
-            optimize_(network)
+        apply(network, "auto")
         return _calling(network, handed(example, last))
 
 

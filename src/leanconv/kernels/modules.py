@@ -22,7 +22,8 @@ class Fused(nn.Module):
     """A layer that does what follows it too: its ``activation``, and with ``pooled`` the 2 x 2 pooling behind that.
 
     It runs as torch's own operations, to the numbers it gave before, wherever the kernels do not apply: on a CPU, in
-    training, under autocast, and in exported programs, which run without leanconv.
+    training, under autocast, where someone looks at its factors, in traced and in exported programs, which run without
+    leanconv (but for torch.export's strict mode).
     """
 
     activation: str = "none"
@@ -45,6 +46,10 @@ class Fused(nn.Module):
         # Within torch.compile, torch 2.11 says that it is exporting.
         exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
         if exporting or not runs_here(x) or torch.is_autocast_enabled(x.device.type):
+            return True
+        if torch._C._get_tracing_state() is not None or any(
+            one._forward_hooks or one._forward_pre_hooks for one in self.children()
+        ):
             return True
         trained = torch.is_grad_enabled() and (x.requires_grad or any(other.requires_grad for other in others))
         return trained or any(other.dtype != x.dtype or other.device != x.device for other in others)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from leanconv.errors import LeanconvError, listing
+from leanconv.kernels import pack, ready
 from leanconv.kernels.availability import available, check
 from leanconv.kernels.modules import Absorbed, Fused, FusedConv2d, FusedFactored, convolutions, why_not
 from leanconv.kernels.residual import CLASSES, layers_of
@@ -49,6 +50,10 @@ def optimize_(model: M) -> M:
     float32's own accuracy. Where the kernels do not apply (on a CPU, in training) the same layers run as torch's own
     operations.
 
+    Weights are kept in the order the kernels read them, anew when they change. A change through ``.data`` cannot be
+    seen: call ``optimize_(model)`` again behind it. A CUDA graph, also that of ``torch.compile(mode="max-autotune")``,
+    reads what is kept: run the network once before recording, and once more when its weights have changed.
+
     Raises:
         LeanconvError: where the network is on a GPU that cannot run the kernels, or has no layer to fuse.
 
@@ -72,6 +77,9 @@ def optimize_(model: M) -> M:
             f"{type(model).__name__} has no factorised layer the kernels can compute{why}; give a network that "
             "leanconv.accelerate or leanconv.load returned."
         )
+    for parameter in model.parameters():
+        pack.forget(parameter)
+        ready.forget(parameter)
     _fuse(model)
     return model
 

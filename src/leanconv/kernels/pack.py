@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,10 +45,25 @@ def _once(tensor: Tensor, key: object, make: Callable[[], T]) -> T:
     # What is made in inference mode could not be told from what has changed, if more is made of it.
     with torch.inference_mode(False), torch.no_grad():
         made = make()
+        if found is not None:
+            made = _into(found[2], made)
     # Memory that belongs to a graph being recorded is not to be kept beyond it.
     if not (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
         forms[key] = (*now, made)
     return made
+
+
+def _into(old: Any, new: Any) -> Any:
+    """``new`` where ``old`` lies, if it fits: a graph recorded with the old follows."""
+    if isinstance(new, Matrix):
+        return Matrix(_into(old.values, new.values), new.rows)
+    fits = (old.shape, old.stride(), old.dtype, old.device) == (new.shape, new.stride(), new.dtype, new.device)
+    return old.copy_(new) if fits else new
+
+
+def forget(weight: Tensor) -> None:
+    """What was made of ``weight``."""
+    _kept.pop(weight, None)
 
 
 def packed(weight: Tensor, *, flat: bool, columns: int) -> Matrix:

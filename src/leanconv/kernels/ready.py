@@ -11,19 +11,24 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from leanconv.kernels.launch import empty, prepare, run, run_eagerly
 from leanconv.kernels.pack import aligned
-from leanconv.kernels.stage import WIDEST, Stage, tf32, up
+from leanconv.kernels.stage import EAGER, WIDEST, Stage, tf32, up
 from leanconv.kernels.tune import choose
 
 # From one map, and an addend, to the next.
 Step = Callable[[Tensor, Tensor | None], Tensor]
 # Sizes of maps kept a layer; a detector sees many.
 MANY = 64
-# first weight -> (what all weights were, {map, addend, geometry and so on: steps})
+# first weight -> (all weights, what they were, {map, addend, geometry and so on: steps})
 _kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def forget(weight: Tensor) -> None:
+    """What was prepared with ``weight`` as the first."""
+    _kept.pop(weight, None)
 
 
 def compute(
@@ -59,19 +64,24 @@ def _steps(
         return _prepared(x, weights, bias, addend, geometry, activation, pool)
     now = [(tensor._version, tensor.data_ptr()) for tensor in tensors]
     kept = _kept.get(weights[0])
-    if kept is None or kept[0] != now:
-        kept = _kept[weights[0]] = (now, {})
-    found: dict[object, list[Step]] = kept[1]
+    # The same tensors, not others where they lay.
+    same = kept is not None and kept[1] == now and all(one() is two for one, two in zip(kept[0], tensors, strict=True))
+    if kept is None or not same:
+        kept = _kept[weights[0]] = ([TensorWeakRef(tensor) for tensor in tensors], now, {})
+    found: dict[object, list[Step]] = kept[2]
     key = (x.shape, x.dtype, x.device, addend is None, tuple(geometry), activation, pool, tf32())
-    if key not in found:
+    steps = found.get(key)
+    if steps is None:
         steps = _prepared(x, weights, bias, addend, geometry, activation, pool)
         # While a graph is recorded nothing is measured, and what is packed belongs to the graph.
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return steps
+        if x.is_cuda:  # what was packed is there for other streams too
+            torch.cuda.current_stream(x.device).synchronize()
         if len(found) >= MANY:
             found.clear()
         found[key] = steps
-    return found[key]
+    return steps
 
 
 def _prepared(
@@ -144,15 +154,25 @@ def _stage_steps(
         # Windows do not fill the map, or the addend is larger than what is written.
         apart = _stage_steps(x, weight, second, bias, addend, geometry, activation, False)
         return [*apart, lambda y, _: F.max_pool2d(y, 2)]
-    plan = choose(stage, x.device, lambda plan: run(stage, plan, x, weight, second, bias, addend))
-    # A stage in the middle is given the layer's addend too, and has no use for it.
+    outputs = (images, stage.outputs, *stage.out_size)
+
+    def whole(added: Tensor | None) -> Tensor | None:
+        """As large as what it is added to. A stage in the middle is given the layer's addend too, and has no use."""
+        if added is None or not stage.addend or added.shape == outputs:
+            return added if stage.addend else None
+        return added.expand(outputs).contiguous(memory_format=torch.channels_last)
+
+    if images == 0 or min(stage.out_size) < 1:  # nothing to measure; or torch will say what is wrong
+        plan = EAGER
+    else:
+        plan = choose(stage, x.device, lambda plan: run(stage, plan, x, weight, second, bias, whole(addend)))
     if plan.form == "eager":
         # Not the weights themselves: kept beside the first of them, they would keep it alive.
         first = weight.detach()
         then, added_to = (None if one is None else one.detach() for one in (second, bias))
 
         def eagerly(y: Tensor, added: Tensor | None) -> Tensor:
-            answer = run_eagerly(stage, y, first, then, added_to, added if stage.addend else None)
+            answer = run_eagerly(stage, y, first, then, added_to, whole(added))
             return answer.contiguous(memory_format=torch.channels_last)
 
         return [eagerly]
@@ -161,7 +181,7 @@ def _stage_steps(
     def launched(y: Tensor, added: Tensor | None) -> Tensor:
         out = empty(stage, y)
         if out.numel():
-            launch(y, added if stage.addend else None, out)
+            launch(y, whole(added), out)
         return out
 
     return [launched]
