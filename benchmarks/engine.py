@@ -3,6 +3,7 @@
     python benchmarks/engine.py --device cpu --images 64
     python benchmarks/engine.py --device cuda --images 1000 --scaling 250 500 1000 2000
     python benchmarks/engine.py --device cpu --images 128 --networks vgg16 --budgets 8GB 4GB 2GB --name memory
+    python benchmarks/engine.py --images 64 --limits      # by arithmetic alone: what no run can go under
 
 A forward-pass equivalent is the wall time of accelerate() less its solves (spectra, ranks, factors) over one no-grad
 pass of the original on the same images and batches, in the same process. Weights and images are random: time does not
@@ -27,7 +28,9 @@ import torchvision
 from torch import Tensor, nn
 
 import leanconv
+from leanconv.network.survey import survey
 
+SAMPLES = 50_000  # accelerate's default
 SPEEDUPS = {"vgg16": 4.0, "resnet50": 2.0}
 SOLVES = ("statistics", "choosing ranks", "solving")
 STAGES = ("preparing", "original network", "accelerated network", *SOLVES)
@@ -201,6 +204,16 @@ def command_line(options: argparse.Namespace) -> str:
     return " ".join([*words, *(["--name", options.name] if options.name else [])])
 
 
+def least_passes(name: str, images: int) -> tuple[float, float]:
+    """1 + 1 / speedup, and with the responses of the original's filters to the accelerated network's inputs, which a
+    layer is fitted from: as many of its positions as are sampled."""
+    found = survey(getattr(torchvision.models, name)(weights=None).eval(), torch.rand(1, 3, 224, 224))
+    sampled = -(-SAMPLES // images)
+    fitted = sum(site.cost.dense * min(1.0, sampled / site.positions) for site in found.sites) / found.macs
+    passes = 1 + 1 / SPEEDUPS[name]
+    return passes, passes + fitted
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -209,10 +222,16 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(SPEEDUPS), choices=list(SPEEDUPS))
     parser.add_argument("--scaling", nargs="*", type=int, default=[])
     parser.add_argument("--budgets", nargs="*", default=[], help="memory= to try, each in its own process")
+    parser.add_argument("--limits", action="store_true", help="print what no run can go under, and end")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--name", default="", help="added to the names of the result files")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
+    if options.limits:
+        for name in options.networks:
+            two, fitted = least_passes(name, options.images)
+            print(f"{name}, {options.images} images: {two:.2f} passes of both networks, {fitted:.2f} with responses")
+        return
     if options.one:
         print(json.dumps(measure(options.networks[0], options.images, options, options.one)))
         return
