@@ -47,9 +47,8 @@ class Fused(nn.Module):
         exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
         if exporting or not runs_here(x) or torch.is_autocast_enabled(x.device.type):
             return True
-        if torch._C._get_tracing_state() is not None or any(
-            one._forward_hooks or one._forward_pre_hooks for one in self.children()
-        ):
+        traced = not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+        if traced or any(one._forward_hooks or one._forward_pre_hooks for one in self.children()):
             return True
         trained = torch.is_grad_enabled() and (x.requires_grad or any(other.requires_grad for other in others))
         return trained or any(other.dtype != x.dtype or other.device != x.device for other in others)
