@@ -463,7 +463,7 @@ def test_a_gpu_that_cannot_run_them_is_refused_by_name(monkeypatch: pytest.Monke
     assert "Tesla T4 has 7.5" in str(availability._missing_on.__wrapped__(0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (9, 0))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert str(availability._missing_on.__wrapped__(0)).endswith("pip install triton.")
+    assert str(availability._missing_on.__wrapped__(0)).endswith("pip install 'leanconv[kernels]'.")
 
 
 def test_kernels_of_accelerate() -> None:

@@ -27,6 +27,7 @@ class Extra:
 EXTRAS = {
     "onnx": Extra(("onnx", "onnxscript", "onnxruntime"), "leanconv export --format onnx, bench --runtime onnxruntime"),
     "openvino": Extra(("openvino",), "leanconv bench --runtime openvino, together with the extra onnx"),
+    "kernels": Extra(("triton",), "leanconv.optimize_, bench --runtime torch-kernels, on an NVIDIA GPU"),
     "report": Extra(("plotly",), "leanconv report, leanconv compare --plot"),
     "timm": Extra(("timm",), "networks called timm:NAME"),
     "datasets": Extra(("datasets",), "images called hf:NAME:SPLIT"),

@@ -32,7 +32,7 @@ def _missing_on(number: int) -> str | None:
             f"{'.'.join(map(str, capability))}; use the network as it is."
         )
     if importlib.util.find_spec("triton") is None:
-        return "leanconv's kernels need Triton, which is not installed; pip install triton."
+        return "leanconv's kernels need Triton, which is not installed; pip install 'leanconv[kernels]'."
     return None
 
 
