@@ -34,6 +34,7 @@ import torch
 from torch import nn
 
 from benchmarks.kernels_check import check, sanitizer, shared_out
+from benchmarks.kernels_tables import markdown
 from benchmarks.kernels_vgg16 import limit, networks, print_limits, tensors, vgg16_stages
 from leanconv.kernels import optimize_
 from leanconv.kernels.launch import run, run_eagerly
@@ -236,80 +237,6 @@ def compiled(report: dict[str, Any], made: list[Setting], end: float, save: Call
         by_name[place].make(name, min(COMPILING, left))
         report.setdefault("stacks", {})[place] = by_name[place].timed()
         save()
-
-
-NAMES = {
-    "original - eager": "original, torch",
-    "original - graph": "original, torch, CUDA graph",
-    "original - compiled": 'original, `torch.compile(mode="max-autotune")`',
-    "accelerated channel eager": "4x, torch",
-    "accelerated channel graph": "4x, torch, CUDA graph",
-    "accelerated channel compiled": '4x, `torch.compile(mode="max-autotune")`',
-    "accelerated 3d eager": "4x 3d, torch",
-    "fused channel eager": "4x, fused kernels",
-    "fused channel graph": "4x, fused kernels, CUDA graph",
-    "fused channel compiled": '4x, fused kernels, `torch.compile(mode="max-autotune")`',
-    "fused 3d eager": "4x 3d, fused kernels",
-    "fused 3d graph": "4x 3d, fused kernels, CUDA graph",
-}
-
-
-def stack_table(name: str, setting: dict[str, Any]) -> list[str]:
-    times = setting["milliseconds"]
-    bases = [one for one in NAMES if one.startswith("original") and one in times]
-    lines = [f"All convolutions of VGG-16 at 224 px, with ReLU and pooling, channels-last, {name}, milliseconds:", ""]
-    lines += ["| network | median | smallest to largest of five | " + " | ".join(f"x {NAMES[b]}" for b in bases) + " |"]
-    lines += ["|" + "---|" * (3 + len(bases))]
-    for one, label in NAMES.items():
-        if one in times:
-            median, least, most = times[one]
-            ratios = " | ".join(f"{times[base][0] / median:.2f}" for base in bases)
-            lines.append(f"| {label} | {median:.3f} | {least:.3f} to {most:.3f} | {ratios} |")
-    missing = [f"{NAMES[one]} ({why})" for one, why in setting["problems"].items()]
-    return [*lines, "", *([f"Not measured: {', '.join(missing)}.", ""] if missing else [])]
-
-
-def markdown(report: dict[str, Any]) -> str:
-    lines = [f"{report['machine']}. `python -m benchmarks.kernels`", ""]
-    if "check" in report:
-        found = report["check"]
-        worst = ", ".join(
-            f"{dtype} {value:.1e}" for dtype, value in found["largest error"].items() if value is not None
-        )
-        lines += [
-            f"{found['cases']} runs of {found['layers']} random layers against float64 (bfloat16, "
-            f"and float32 in TF32): {len(found['wrong'])} wrong, largest relative error {worst}; "
-            "every element written, nothing beside them. "
-            f"{found['did not fit']} runs more ask for more shared memory or registers than there is; such are never "
-            "chosen.",
-            "",
-        ]
-    if "sanitizer" in report:
-        found = report["sanitizer"]
-        said = found if isinstance(found, str) else f"{found['cases']} of them: " + found["said"][-1].strip("= ")
-        lines += [f"compute-sanitizer --tool memcheck: {said}.", ""]
-    for name, setting in report.get("stacks", {}).items():
-        lines += stack_table(name, setting)
-    for batch, rows in report.get("layers", {}).items():
-        lines += [
-            f"Layer by layer, bfloat16, {batch}, microseconds (pooling included where it follows); limit: the products"
-        ]
-        lines += ["at 989 TFLOP/s, or the maps once to and from memory at 4.8 TB/s, whichever takes longer:", ""]
-        lines += ["| layer | c - d' - d | original | 4x, torch | 4x, fused | limit | fused / limit | kernel |"]
-        lines += ["|---|---|---|---|---|---|---|---|"]
-        for row in rows:
-            original, accelerated, fused, least = (
-                1e6 * (row[key] or math.nan) for key in ("original", "accelerated", "fused", "limit")
-            )
-            way = row["best"]["form"]
-            ranks = " - ".join(str(rank) for rank in row["ranks"] if rank is not None)
-            lines.append(
-                f"| {row['layer']} | {ranks} | {original:.0f} | {accelerated:.0f} | {fused:.0f} | {least:.0f} | "
-                f"{fused / least:.1f} | {way} |"
-            )
-        totals = [1e6 * sum(row[key] or math.nan for row in rows) for key in ("original", "accelerated", "fused")]
-        lines += [f"| all | | {totals[0]:.0f} | {totals[1]:.0f} | {totals[2]:.0f} | | | |", ""]
-    return "\n".join(lines)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from paper_data import Subject
 from paper_table import HEADS, Table, claim, figures
@@ -14,43 +15,41 @@ from leanconv.train.scratch import scratch
 
 def finetuned(subject: Subject) -> Table:
     """3d, and then distilled from the original, without labels."""
-    rows, better = [], []
-    for speedup in subject.speedups:
-        result, before = subject.accelerated(speedup, scheme="3d")
-        started = time.perf_counter()
-        tuned = subject.tuned(result)
-        seconds = time.perf_counter() - started
-        after = subject.score(tuned.model)
-        rows.append([f"{speedup:g}x", *figures(subject, before), *figures(subject, after), seconds])
-        better.append(subject.increase(after) < subject.increase(before))
-    return {
-        "title": "3d before and after fine-tuning (distilled, no labels)",
-        "heads": ["speed-up", *(f"{when}: {head}" for when in ("before", "after") for head in HEADS), "seconds"],
-        "rows": rows,
-        "settings": {key: str(value) for key, value in subject.tuning.items()},
-        "claims": [claim("fine-tuned beats not fine-tuned at every speed-up", all(better))],
-        "paper": "VGG-16, 3d at 3x / 4x / 5x: 0.4 / 0.9 / 2.0; fine-tuned 0.0 / 0.3 / 1.0. SPP-10 at 4x: 1.6; 1.3.",
-    }
+    return _before_and_after(subject, "fine-tuning (distilled, no labels)", subject.tuning, subject.tuned)
 
 
 def with_labels(subject: Subject) -> Table:
     """3d, and then fine-tuned with labels, as the paper does."""
     if not subject.supervised:
         raise SystemExit(f"{subject.name} has too few pictures with labels to train on; give --model vgg16-cifar10.")
+
+    def tuned(result: leanconv.Accelerated) -> leanconv.FineTuned:
+        return leanconv.finetune(result, subject.training, progress=False, device=subject.device, **subject.supervised)
+
+    return _before_and_after(subject, "fine-tuning with labels", subject.supervised, tuned)
+
+
+def _before_and_after(
+    subject: Subject,
+    what: str,
+    settings: dict[str, Any],
+    train: Callable[[leanconv.Accelerated], leanconv.FineTuned],
+) -> Table:
+    """3d at every speed-up, and what ``train`` makes of it."""
     rows, better = [], []
     for speedup in subject.speedups:
         result, before = subject.accelerated(speedup, scheme="3d")
         started = time.perf_counter()
-        tuned = leanconv.finetune(result, subject.training, progress=False, device=subject.device, **subject.supervised)
+        tuned = train(result)
         seconds = time.perf_counter() - started
         after = subject.score(tuned.model)
         rows.append([f"{speedup:g}x", *figures(subject, before), *figures(subject, after), seconds])
         better.append(subject.increase(after) < subject.increase(before))
     return {
-        "title": "3d before and after fine-tuning with labels",
+        "title": f"3d before and after {what}",
         "heads": ["speed-up", *(f"{when}: {head}" for when in ("before", "after") for head in HEADS), "seconds"],
         "rows": rows,
-        "settings": {key: str(value) for key, value in subject.supervised.items()},
+        "settings": {key: str(value) for key, value in settings.items()},
         "claims": [claim("fine-tuned beats not fine-tuned at every speed-up", all(better))],
         "paper": "VGG-16, 3d at 3x / 4x / 5x: 0.4 / 0.9 / 2.0; fine-tuned 0.0 / 0.3 / 1.0. SPP-10 at 4x: 1.6; 1.3.",
     }

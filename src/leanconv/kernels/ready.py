@@ -7,6 +7,7 @@ the size of the map is therefore kept beside the first weight, until a weight ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,16 @@ def forget(weight: Tensor) -> None:
     _kept.pop(weight, None)
 
 
+class Layer(NamedTuple):
+    """What a layer is beside its map and addend: ``op.eager`` says what each is."""
+
+    weights: Sequence[Tensor]
+    bias: Tensor | None
+    geometry: Sequence[int]
+    activation: str
+    pool: bool
+
+
 def compute(
     x: Tensor,
     weights: Sequence[Tensor],
@@ -45,23 +56,16 @@ def compute(
     x = x.contiguous(memory_format=last)
     addend = None if addend is None else addend.contiguous(memory_format=last)
     with torch.cuda.device_of(x):
-        for step in _steps(x, weights, bias, addend, geometry, activation, pool):
+        for step in _steps(x, addend, Layer(weights, bias, geometry, activation, pool)):
             x = step(x, addend)
     return x
 
 
-def _steps(
-    x: Tensor,
-    weights: Sequence[Tensor],
-    bias: Tensor | None,
-    addend: Tensor | None,
-    geometry: Sequence[int],
-    activation: str,
-    pool: bool,
-) -> list[Step]:
-    tensors = weights if bias is None else [*weights, bias]
+def _steps(x: Tensor, addend: Tensor | None, layer: Layer) -> list[Step]:
+    weights = layer.weights
+    tensors = weights if layer.bias is None else [*weights, layer.bias]
     if any(tensor.is_inference() for tensor in tensors):  # whose changes cannot be seen
-        return _prepared(x, weights, bias, addend, geometry, activation, pool)
+        return _prepared(x, addend, layer)
     now = [(tensor._version, tensor.data_ptr()) for tensor in tensors]
     kept = _kept.get(weights[0])
     # The same tensors, not others where they lay.
@@ -69,10 +73,10 @@ def _steps(
     if kept is None or not same:
         kept = _kept[weights[0]] = ([TensorWeakRef(tensor) for tensor in tensors], now, {})
     found: dict[object, list[Step]] = kept[2]
-    key = (x.shape, x.dtype, x.device, addend is None, tuple(geometry), activation, pool, tf32())
+    key = (x.shape, x.dtype, x.device, addend is None, tuple(layer.geometry), layer.activation, layer.pool, tf32())
     steps = found.get(key)
     if steps is None:
-        steps = _prepared(x, weights, bias, addend, geometry, activation, pool)
+        steps = _prepared(x, addend, layer)
         # While a graph is recorded nothing is measured, and what is packed belongs to the graph.
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return steps
@@ -84,55 +88,33 @@ def _steps(
     return steps
 
 
-def _prepared(
-    x: Tensor,
-    weights: Sequence[Tensor],
-    bias: Tensor | None,
-    addend: Tensor | None,
-    geometry: Sequence[int],
-    activation: str,
-    pool: bool,
-) -> list[Step]:
-    """Computes the answer once on the way, for what is measured is measured on the maps themselves."""
-    weights = list(weights)
+def _prepared(x: Tensor, addend: Tensor | None, layer: Layer) -> list[Step]:
+    """Computes all but the last stage on the way, for what is measured is measured on the maps themselves."""
+    weights = list(layer.weights)
     steps: list[Step] = []
     number = 0
     while number < len(weights):
         # A 1 x 1 layer goes with the convolution before it.
-        ends = number + 1 if _goes_along(weights, geometry, number + 1) else number
+        ends = number + 1 if _goes_along(weights, layer.geometry, number + 1) else number
         final = ends == len(weights) - 1
         if not final:
             weights[ends], weights[ends + 1] = aligned(weights[ends], weights[ends + 1])
-        more = _stage_steps(
-            x,
-            weights[number],
-            weights[ends] if ends > number else None,
-            bias if final else None,
-            addend if final else None,
-            geometry[6 * number : 6 * number + 6],
-            activation if final else "none",
-            pool and final,
-        )
-        if not final:
-            for step in more:
-                x = step(x, None)
+        own, geometry = weights[number : ends + 1], layer.geometry[6 * number : 6 * number + 6]
+        if final:
+            return steps + _stage_steps(x, addend, layer._replace(weights=own, geometry=geometry))
+        more = _stage_steps(x, None, Layer(own, None, geometry, "none", False))
+        for step in more:
+            x = step(x, None)
         steps += more
         number = ends + 1
     return steps
 
 
-def _stage_steps(
-    x: Tensor,
-    weight: Tensor,
-    second: Tensor | None,
-    bias: Tensor | None,
-    addend: Tensor | None,
-    geometry: Sequence[int],
-    activation: str,
-    pool: bool,
-) -> list[Step]:
-    """One stage, the fastest way there is."""
-    numbers = [int(number) for number in geometry]
+def _stage_steps(x: Tensor, addend: Tensor | None, layer: Layer) -> list[Step]:
+    """One stage, one convolution or the 1 x 1 layer behind it too, the fastest way there is."""
+    weight, second = layer.weights[0], layer.weights[1] if len(layer.weights) > 1 else None
+    bias = layer.bias
+    numbers = [int(number) for number in layer.geometry]
     images, channels, high, wide = x.shape
     stage = Stage(
         dtype=x.dtype,
@@ -147,12 +129,12 @@ def _stage_steps(
         dilation=(numbers[4], numbers[5]),
         bias=bias is not None,
         addend=addend is not None,
-        activation=activation,
-        pool=pool,
+        activation=layer.activation,
+        pool=layer.pool,
     )
-    if pool and (addend is not None or any(size % 2 for size in stage.out_size)):
+    if layer.pool and (addend is not None or any(size % 2 for size in stage.out_size)):
         # Windows do not fill the map, or the addend is larger than what is written.
-        apart = _stage_steps(x, weight, second, bias, addend, geometry, activation, False)
+        apart = _stage_steps(x, addend, layer._replace(pool=False))
         return [*apart, lambda y, _: F.max_pool2d(y, 2)]
     outputs = (images, stage.outputs, *stage.out_size)
 
