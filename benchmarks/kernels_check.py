@@ -78,6 +78,15 @@ def cases(count: int, dtypes: list[torch.dtype]) -> list[tuple[Stage, Plan]]:
     return found
 
 
+def of_every_kind(found: list[tuple[Stage, Plan]]) -> list[tuple[Stage, Plan]]:
+    """Two of every form, dtype, pooled or not, and of more columns than one program sums up or not."""
+    kinds: dict[tuple[object, ...], list[tuple[Stage, Plan]]] = {}
+    for stage, plan in found:
+        kind = (plan.form, stage.dtype, stage.pool, stage.columns > 256)
+        kinds.setdefault(kind, []).append((stage, plan))
+    return [case for some in kinds.values() for case in some[:2]]
+
+
 def warm(number: int, workers: int) -> None:
     """Compile every ``workers``-th way of the layers that are timed; Triton keeps it for the other processes."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
@@ -91,10 +100,10 @@ def warm(number: int, workers: int) -> None:
             run(stage, plan, *tensors(stage))
 
 
-def compare(number: int, workers: int, count: int, out: Path) -> None:
-    """Every ``workers``-th case; a line of JSON each."""
+def compare(given: list[tuple[Stage, Plan]], out: Path) -> None:
+    """A line of JSON each."""
     with out.open("w") as file:
-        for stage, plan in cases(count, [torch.bfloat16, torch.float32])[number::workers]:
+        for stage, plan in given:
             found: dict[str, Any] = {"stage": stage.words, "dtype": str(stage.dtype)[6:], "plan": vars(plan)}
             try:
                 found["error"] = error(stage, plan, "cuda")
@@ -147,14 +156,15 @@ def check(report: dict[str, Any], seconds: float, count: int) -> None:
 
 
 def sanitizer(report: dict[str, Any], seconds: float) -> None:
-    """Reads and writes outside of what was allocated. torch's allocator, which would hide them, is switched off."""
+    """Reads and writes outside of what was allocated, in cases of every kind. torch's allocator, which would hide them,
+    is switched off."""
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if tool is None:
         report["sanitizer"] = "compute-sanitizer is not installed here"
         return
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        own = [sys.executable, "-m", "benchmarks.kernels_check", "check", "0", "1", "4", f"{folder}/out"]
+        own = [sys.executable, "-m", "benchmarks.kernels_check", "kinds", "0", "1", "200", f"{folder}/out"]
         try:
             done = subprocess.run(
                 [tool, "--tool", "memcheck", *own], capture_output=True, text=True, timeout=seconds, env=environment
@@ -171,4 +181,6 @@ if __name__ == "__main__":
     if kind == "warm":
         warm(int(number), int(workers))
     else:
-        compare(int(number), int(workers), int(count), Path(file))
+        every = cases(int(count), [torch.bfloat16, torch.float32])
+        given = of_every_kind(every) if kind == "kinds" else every
+        compare(given[int(number) :: int(workers)], Path(file))
