@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 from torch import nn
 
 from benchmarks.kernels_check import check, sanitizer, shared_out
@@ -130,7 +131,7 @@ def layers(report: dict[str, Any], end: float, save: Callable[[], None]) -> None
 class Setting:
     """Networks under the same conditions; calls that were made are kept and timed in turn."""
 
-    def __init__(self, name: str, dtype: torch.dtype, batch: int, tf32: bool = True) -> None:
+    def __init__(self, name: str, dtype: torch.dtype, batch: int, tf32: bool) -> None:
         self.name, self.dtype, self.batch, self.tf32 = name, dtype, batch, tf32
         self.calls: dict[str, Callable[[], Any]] = {}
         self.models: list[nn.Module] = []  # a recorded graph reads weights where they lie, and does not keep them
@@ -155,6 +156,9 @@ class Setting:
                 model = self.placed(network, scheme)
                 model(self.x)  # measures which kernels are the fastest, and sets libraries up
                 if way == "compiled":
+                    # With TF32 off, Triton's convolutions are a fraction as fast as cuDNN's and take minutes to try.
+                    tried = "ATEN,TRITON" if self.tf32 else "ATEN"
+                    torch._inductor.config.max_autotune_conv_backends = tried
                     model = torch.compile(model, mode="max-autotune", dynamic=False)
                     for _ in range(3):
                         model(self.x)
@@ -194,13 +198,11 @@ class Setting:
         return {"milliseconds": times, "problems": self.problems}
 
 
-def settings() -> list[Setting]:
-    return [
-        Setting("bfloat16, batch 64", torch.bfloat16, 64),
-        Setting("bfloat16, batch 1", torch.bfloat16, 1),
-        Setting("float32 without TF32, batch 64", torch.float32, 64, tf32=False),
-    ]
-
+SETTINGS: dict[str, tuple[torch.dtype, int, bool]] = {
+    "bfloat16, batch 64": (torch.bfloat16, 64, True),
+    "bfloat16, batch 1": (torch.bfloat16, 1, True),
+    "float32 without TF32, batch 64": (torch.float32, 64, False),
+}
 
 QUICK = {
     "bfloat16, batch 64": ["original - eager", "accelerated channel eager", "fused channel eager",
@@ -230,6 +232,8 @@ def stacks(report: dict[str, Any], made: list[Setting], end: float, save: Callab
 def compiled(report: dict[str, Any], made: list[Setting], end: float, save: Callable[[], None]) -> None:
     by_name = {setting.name: setting for setting in made}
     for place, name in SLOW:
+        if place not in by_name:
+            continue
         left = end - time.monotonic()
         if left < 20:
             by_name[place].problems[name] = "no time was left"
@@ -248,6 +252,7 @@ def main() -> None:
         default=list(SHARES),
         help="none: write the tables of what is there again, which needs no GPU",
     )
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="of the stacks")
     parser.add_argument("--seconds", type=float, default=560.0)
     parser.add_argument("--count", type=int, default=200, help="random layers a dtype")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -272,13 +277,16 @@ def main() -> None:
             report |= {part: earlier[part] for part in ("check", "sanitizer", "layers", "stacks") if part in earlier}
             report["seconds"] = earlier["seconds"]
     for part in given.parts:
-        report.pop(part, None)
+        if part == "stacks":
+            report[part] = {name: found for name, found in report.get(part, {}).items() if name not in given.settings}
+        else:
+            report.pop(part, None)
 
     def save() -> None:
         (given.out / "kernels.json").write_text(json.dumps(report, indent=1) + "\n")
         (given.out / "kernels.md").write_text(markdown(report) + "\n")
 
-    made = settings() if {"stacks", "compiled"} & set(given.parts) else []
+    made = [Setting(name, *SETTINGS[name]) for name in given.settings if {"stacks", "compiled"} & set(given.parts)]
     if {"layers", "stacks", "compiled"} & set(given.parts):
         with tempfile.TemporaryDirectory() as folder:
             shared_out("warm", 0, Path(folder), 0.2 * given.seconds)

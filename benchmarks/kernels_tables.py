@@ -32,6 +32,11 @@ def stack_table(name: str, setting: dict[str, Any]) -> list[str]:
             median, least, most = times[one]
             ratios = " | ".join(f"{times[base][0] / median:.2f}" for base in bases)
             lines.append(f"| {label} | {median:.3f} | {least:.3f} to {most:.3f} | {ratios} |")
+    if "TF32" in name and any(one.endswith("compiled") for one in times):
+        lines += [
+            "",
+            "Compiled with cuDNN's convolutions alone: to try Triton's too, as max-autotune does, takes minutes.",
+        ]
     missing = [f"{NAMES[one]} ({why})" for one, why in setting["problems"].items()]
     return [*lines, "", *([f"Not measured: {', '.join(missing)}.", ""] if missing else [])]
 
@@ -45,7 +50,7 @@ def markdown(report: dict[str, Any]) -> str:
         )
         lines += [
             f"{found['cases']} runs of {found['layers']} random layers against float64 (bfloat16, "
-            f"and float32 in TF32): {len(found['wrong'])} wrong, largest relative error {worst}; "
+            f"float16, and float32 in TF32): {len(found['wrong'])} wrong, largest relative error {worst}; "
             "every element written, nothing beside them. "
             f"{found['did not fit']} runs more ask for more shared memory or registers than there is; such are never "
             "chosen.",

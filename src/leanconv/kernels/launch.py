@@ -117,10 +117,10 @@ class _Arguments:
         return -(-self.stage.positions // self.plan.block_m)
 
 
-def _counting(number: int, columns: int) -> dict[str, int]:
-    """How often a loop over products runs, and whether the compiler may know."""
-    single = number == 1 and columns >= 32 and len(powers(columns)) == 1
-    return {"steps": number, "KNOWN": number if single or number >= 16 else 0}
+def _counting(number: int, *, alone: bool = False) -> dict[str, int]:
+    """How often a loop over products runs, and whether the compiler may know; ``alone``: a step is one product, and no
+    other follows the loop."""
+    return {"steps": number, "KNOWN": number if number >= 16 or (alone and number == 1) else 0}
 
 
 def _columns(width: int) -> dict[str, int]:
@@ -153,7 +153,7 @@ def _conv(a: _Arguments) -> Launch:
         BLOCKS=blocks,
         SUMS=0,
         SPLIT=0,
-        **_counting(steps(a.stage, a.plan.block_k), a.stage.columns),
+        **_counting(steps(a.stage, a.plan.block_k), alone=columns >= 32 and len(powers(columns)) == 1),
         FLAT=a.stage.flat,
         BLOCK_K=a.plan.block_k,
         **a.launching,
@@ -179,7 +179,7 @@ def _split(a: _Arguments) -> Launch:
         BLOCKS=1,
         SUMS=stage.columns,
         SPLIT=plan.share,
-        **_counting(steps(a.stage, a.plan.block_k), a.stage.columns),
+        **_counting(steps(a.stage, a.plan.block_k)),
         FLAT=a.stage.flat,
         BLOCK_K=plan.block_k,
         **a.launching,
@@ -221,7 +221,7 @@ def _pair(a: _Arguments) -> Launch:
         **_columns(a.stage.columns),
         **a.after,
         **a.common,
-        **_counting(steps(a.stage, a.plan.block_k), a.stage.columns),
+        **_counting(steps(a.stage, a.plan.block_k)),
         FLAT=a.stage.flat,
         BLOCK_K=a.plan.block_k,
         BLOCK_N=a.plan.block_n,
@@ -247,7 +247,7 @@ def _shifted(a: _Arguments) -> Launch:
         height=stage.size[0],
         width=wide,
         out_height=high,
-        **_counting(steps(stage, plan.block_k) // 3, stage.columns),  # all three taps of a line in one step
+        **_counting(steps(stage, plan.block_k) // 3),  # all three taps of a line in one step
         **a.first,
         **a.second,
         **taps,

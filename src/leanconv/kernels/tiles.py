@@ -11,8 +11,9 @@ Rows of a tile, by POOL: 0 positions one after the other; 1 the four positions o
 rows; 2 the tile is two lines of the map, and a window is two columns of both.
 
 The compiler is told the number of steps (KNOWN) only where it makes no difference to what comes out. Where it takes a
-short loop apart, Triton 3.6 lets products of several pieces read past shared memory, or leaves them out. Many steps are
-never taken apart, and a single step of one piece, the first layer of most networks, is right and twice as fast so.
+short loop apart, Triton 3.6 lets several products, or one and those of the second factor, read past shared memory, or
+leaves them out. Many steps are never taken apart, and a single step of one product with none behind it, the first layer
+of most networks, is right and twice as fast so.
 """
 
 from __future__ import annotations
