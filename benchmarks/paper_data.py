@@ -152,7 +152,7 @@ def vgg16_cifar10(data: Path, device: str, limit: int | None) -> Subject:
         group_speedups=(4, 8),
         # Chosen on 2,000 of the training pictures, which neither accelerate nor finetune had seen.
         tuning={
-            "epochs": 25,
+            "epochs": 40,
             "batch": 256,
             "lr": 1e-3,
             "warmup": 100,

@@ -36,7 +36,7 @@ from leanconv.train.augment import PictureSet, crop_and_flip, random_views
 from leanconv.train.checkpoint import PART, Checkpoint
 from leanconv.train.examples import Examples, Unreadable
 from leanconv.train.finetune import FineTuned, finetune
-from leanconv.train.goals import Distillation, Supervised
+from leanconv.train.goals import Distillation, Supervised, _Distance
 from leanconv.train.settings import Settings
 from tests.conftest import plain_network, smooth_images
 from tests.test_cli import call
@@ -385,6 +385,25 @@ def test_distillation_is_the_divergence_of_answers_and_the_distance_of_features(
         for mine, theirs in zip(other.parameters(), original.parameters(), strict=True)
     ]
     assert float(sum(away).detach()) > 0
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5, 6), (3, 7), (3,)])
+def test_distances_have_the_slope_of_their_definition(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    wanted, size = (torch.rand(some, generator=generator, dtype=torch.float64) + 0.5 for some in (shape, (3,)))
+    found = torch.rand(shape, generator=generator, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(_Distance.apply, (found, wanted, size))
+    plain = (found - wanted).reshape(3, -1).square().sum(1) / size
+    torch.testing.assert_close(_Distance.apply(found, wanted, size), plain)
+
+
+def test_the_slope_of_a_distance_has_the_layout_and_dtype_of_its_map() -> None:
+    maps = [torch.randn(2, 8, 4, 4).to(torch.bfloat16, memory_format=torch.channels_last) for _ in range(2)]
+    found = maps[0].requires_grad_()
+    _Distance.apply(found, maps[1], torch.ones(2)).sum().backward()
+    assert found.grad is not None
+    assert found.grad.dtype == torch.bfloat16
+    assert found.grad.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_outputs_that_are_no_class_scores_are_compared_by_distance() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from leanconv.errors import LeanconvError
@@ -148,15 +149,39 @@ def _relative(found: Tensor, wanted: Tensor) -> Tensor:
             f"a layer responds with {tuple(found.shape)} where that of the original responds with "
             f"{tuple(wanted.shape)}; give the network that was accelerated, or features=0."
         )
-
-    def squared(x: Tensor) -> Tensor:
-        # Summed in single precision without a copy in it: of large maps that would take longer than the rest.
-        norm: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
-        return norm.square()
-
     # A map of the original may be zero on some image: a small share of the network's own keeps the quotient finite.
-    size = torch.maximum(squared(wanted), 1e-3 * squared(found.detach()))
-    return squared(found - wanted) / size.clamp_min(torch.finfo(torch.float32).tiny)
+    size = torch.maximum(_squared(wanted), 1e-3 * _squared(found.detach())).clamp_min(torch.finfo(torch.float32).tiny)
+    distance: Tensor = _Distance.apply(found, wanted, size)
+    return distance
+
+
+def _squared(x: Tensor) -> Tensor:
+    """||x||^2 of every image, in single precision at least, without a copy in it or in another layout: of large maps
+    either would take longer than the rest."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if x.dim() == 1:  # a number an image
+        return x.to(dtype).square()
+    norm: Tensor = torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim())), dtype=dtype)
+    return norm.square()
+
+
+class _Distance(torch.autograd.Function):
+    """||f~ - f||^2 / size of every image. The slope, 2 (f~ - f) / size, is one product in the layout of the map, where
+    torch's own way through the norm takes several over numbers in single precision."""
+
+    @staticmethod
+    def forward(ctx: Any, found: Tensor, wanted: Tensor, size: Tensor) -> Tensor:
+        gap = found - wanted
+        ctx.save_for_backward(gap, size)
+        return _squared(gap) / size
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        gap, size = ctx.saved_tensors
+        scale = (2 * slope / size).view(-1, *(1 for _ in gap.shape[1:]))
+        # bfloat16 has the exponents of float32, float16 has not.
+        return (gap * (scale if gap.dtype == torch.float16 else scale.to(gap.dtype))).to(gap.dtype), None, None
 
 
 @contextmanager

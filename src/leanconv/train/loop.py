@@ -65,7 +65,10 @@ class Loop:
         if given.optimizer == "sgd":
             self.optimizer = torch.optim.SGD(trained, lr=given.lr, momentum=0.9, weight_decay=given.weight_decay)
         else:
-            self.optimizer = torch.optim.AdamW(trained, lr=given.lr, weight_decay=given.weight_decay)
+            one_kernel = self.device.type == "cuda"
+            self.optimizer = torch.optim.AdamW(
+                trained, lr=given.lr, weight_decay=given.weight_decay, fused=one_kernel or None
+            )
         self.half = _half(given.precision, self.device)
         if self.half is not None and self.device.type == "cuda":
             # Tensor cores take half-precision convolutions in this layout; in the other they are turned around first.
