@@ -88,10 +88,19 @@ def test_it_ends_nearer_to_the_original(distilled: Accelerated, closed_form: Acc
 @pytest.mark.parametrize("form", [{"scheme": "spatial"}, {"scheme": "channel"}, {"asymmetric": False}], ids=str)
 def test_it_goes_with_every_scheme(form: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refine, "EPOCHS", 20)
-    trained_with(monkeypatch, lr=1e-3)
+    monkeypatch.setattr(refine, "LR", 1e-3)
     plain, trained = run("none", **form), run("distill", **form)
     assert trained.layers == plain.layers  # but for their weights
     assert distance(trained) < 0.95 * distance(plain)
+
+
+def test_few_images_are_gone_through_often_and_many_in_larger_steps() -> None:
+    few, some, many = (refine.course(count) for count in (40, 1000, 50_000))
+    assert few == {"epochs": 100, "batch": 50, "lr": 3e-4}
+    assert some == {"epochs": 100, "batch": 50, "lr": 3e-4}  # 18 steps an epoch
+    assert (many["epochs"], many["batch"]) == (10, 225)  # 200 steps an epoch
+    assert many["lr"] == pytest.approx(3e-4 * 4.5**0.5)
+    assert refine.course(1_000_000)["batch"] == 256
 
 
 def test_ranks_and_macs_are_those_of_the_closed_form(distilled: Accelerated, closed_form: Accelerated) -> None:
@@ -124,7 +133,8 @@ def test_same_seed_same_bits_and_nothing_of_the_user_is_touched() -> None:
 def test_a_training_that_does_not_help_is_stopped_and_forgotten(
     monkeypatch: pytest.MonkeyPatch, closed_form: Accelerated
 ) -> None:
-    trained_with(monkeypatch, lr=1.0, warmup=0)
+    trained_with(monkeypatch, warmup=0)
+    monkeypatch.setattr(refine, "LR", 1.0)
     monkeypatch.setattr(refine, "PATIENCE", 3)
     result = run()
     history = result.training["history"]

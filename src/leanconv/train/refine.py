@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +17,27 @@ from leanconv.errors import LeanconvError, listing
 from leanconv.network.detector import kind_of
 from leanconv.result import Accelerated
 from leanconv.train.augment import crop_and_flip
-from leanconv.train.examples import Augment
+from leanconv.train.examples import Augment, Examples
 from leanconv.train.finetune import finetune
 from leanconv.train.goals import Distillation
 
 # Where these say nothing, the defaults of finetune with an original.
-EPOCHS = 60
+EPOCHS, STEPS = 100, 2000  # at most
+BATCH = 50  # images a step at least, if there are so many,
+LARGEST = 256  # and at most; between them as many as make 200 steps an epoch
+LR = 3e-4  # with BATCH images a step: as the noise of the gradient falls, it rises
 HOLDOUT = 0.1
 FEWEST = 10  # images there must be, so that one is held out
 PATIENCE = 20  # epochs without a better network before it stops
 SHIFT = 14  # images are moved by up to this part of their smaller side,
 SMALLEST = 8  # if that has so many pixels
+
+
+class Course(TypedDict):
+    epochs: int
+    batch: int
+    lr: float
+
 
 INSTEAD = "use refine='closed-form' instead"
 
@@ -113,7 +125,7 @@ def distilled(
             images,
             original,
             augment=_augment(images),
-            epochs=EPOCHS,
+            **course(len(images)),
             holdout=HOLDOUT,
             patience=PATIENCE,
             workdir=workdir,
@@ -125,6 +137,14 @@ def distilled(
         parameter.requires_grad_(not was)
     assert tuned.result is not None
     return tuned.result
+
+
+def course(images: int) -> Course:
+    """How so many images are gone through: few of them often, many of them a few times."""
+    training = images - round(HOLDOUT * images)
+    batch = min(LARGEST, max(BATCH, training // 200))
+    epochs = min(EPOCHS, math.ceil(STEPS / Examples.steps(range(training), batch)))
+    return {"epochs": epochs, "batch": batch, "lr": LR * math.sqrt(batch / BATCH)}
 
 
 def _augment(images: Tensor) -> Augment | None:
