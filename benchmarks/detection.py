@@ -23,6 +23,7 @@ import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,6 +56,7 @@ UNKNOWN = "not measured"
 def markdown(table: Cell) -> str:
     seeds, settings = table["seeds"], table["settings"]
     training, tuning = settings["training"], settings["tuning"]
+    how = ", ".join(f"{name}={value!r}" for name, value in settings["how"].items())
     heads = ["detector", "conv GMACs", *(f"mAP, seed {seed} (difference, 95 %)" for seed in seeds)]
     heads += ["mean mAP", "mean difference", "ms a picture (original)", "backbone alone"]
     return (
@@ -62,7 +64,7 @@ def markdown(table: Cell) -> str:
             [
                 f"`{table['script']} table` on {table['machine'] or UNKNOWN}: Faster R-CNN with VGG-16 on VOC 2012, "
                 f"pictures of {settings['size']} pixels, {training['epochs']} epochs"
-                f", the classifier accelerated with refine={settings['refine']!r}, fine-tuning "
+                f", the classifier accelerated with {how}, fine-tuning "
                 f"{tuning['epochs']} epochs at a rate of {tuning['lr']:g}. mAP at IoU 0.5 in %, differences from the "
                 f"original of the same seed in points with their paired bootstrap interval; MACs of the backbone on a "
                 f"{settings['size']} x {settings['size']} picture; times in float32, {TOGETHER} pictures a call, both "
@@ -137,7 +139,7 @@ def train_one(options: argparse.Namespace) -> None:
     if options.speedup > 1:
         with clocked(seconds, "accelerate", device):
             result = accelerated(
-                options.weights, options.calibration, options.speedup, device, options.limit, refine=options.refine
+                options.weights, options.calibration, options.speedup, device, options.limit, **how_of(options)
             )
         features, changes = result.model.features, within(result.changes, "features")
     torch.manual_seed(options.seed)
@@ -167,6 +169,11 @@ def joined(device: str) -> str:
     return device
 
 
+def how_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The classifier is accelerated."""
+    return {"refine": options.refine, "ranks": options.ranks, "samples": options.samples}
+
+
 def make_table(options: argparse.Namespace) -> None:
     training = training_of(options, 0)
     bench = Bench(
@@ -179,7 +186,7 @@ def make_table(options: argparse.Namespace) -> None:
         size=options.size,
         width=options.width,
         calibration=options.pictures,
-        refine=options.refine,
+        how=how_of(options),
         limit=options.limit,
         device=options.device,
     )
@@ -211,6 +218,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         )
         command.add_argument("--epochs", type=int, default=8)
         command.add_argument("--refine", choices=REFINE, default="distill", help="of the classifier's acceleration")
+        command.add_argument("--ranks", choices=("energy", "sensitivity"), default="sensitivity", help="of it, too")
+        command.add_argument("--samples", type=int, default=150_000, help="of it, too")
         command.add_argument("--batch", type=int, default=16, help="pictures a step, of all processes together")
         command.add_argument("--lr", type=float, default=1e-4)
         command.add_argument("--frozen", type=int, default=2, help="blocks of VGG-16 that are not trained")

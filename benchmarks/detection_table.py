@@ -79,7 +79,7 @@ class Bench:
     size: int
     width: int
     calibration: int
-    refine: str  # how the classifier is accelerated
+    how: dict[str, Any]  # the classifier is accelerated: arguments of accelerate
     limit: int | None
     device: str
 
@@ -108,7 +108,7 @@ class Bench:
         own = {
             "tuning": tuning,
             "calibration": self.calibration,
-            "refine": self.refine,
+            "how": self.how,
             "pictures": [place.name for place in self.pictures],
             "weights": [self.weights.name, self.weights.stat().st_size if self.weights.exists() else None],
         }
@@ -186,7 +186,7 @@ class Bench:
         folder = self.work / "models" / f"classifier-{speedup:g}x"
         if folder.exists():
             return load_result(folder, original(None))
-        result = accelerated(self.weights, self.pictures, speedup, self.device, self.limit, refine=self.refine)
+        result = accelerated(self.weights, self.pictures, speedup, self.device, self.limit, **self.how)
         result.save(folder)
         return result
 

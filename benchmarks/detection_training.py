@@ -123,9 +123,9 @@ def original(weights: Path | None) -> nn.Module:
 
 
 def accelerated(
-    weights: Path, pictures: Sequence[Path], speedup: float, device: str, limit: int | None = None, *, refine: str
+    weights: Path, pictures: Sequence[Path], speedup: float, device: str, limit: int | None = None, **how: Any
 ) -> leanconv.Accelerated:
-    """The classifier, accelerated on ``pictures``, whose labels nobody looks at; ``refine`` as for accelerate."""
+    """The classifier, accelerated on ``pictures``, whose labels nobody looks at; ``how``: arguments of accelerate."""
     images = []
     for place in pictures:
         found = find_pictures(place)
@@ -133,7 +133,7 @@ def accelerated(
         workers = min(8, os.cpu_count() or 1) if len(chosen) > 100 else 0
         images += [batch.to(device) for batch, _ in stream(chosen, Preprocess(), batch=50, workers=workers)]
     network = original(weights).to(device)
-    return leanconv.accelerate(network, images, speedup, refine=refine, progress=False)  # type: ignore[arg-type]
+    return leanconv.accelerate(network, images, speedup, **how, progress=False)
 
 
 def build(classes: Sequence[str], features: nn.Module | None, *, size: int, width: int, frozen: int) -> nn.Module:
