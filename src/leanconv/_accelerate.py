@@ -43,7 +43,7 @@ def accelerate(
     workdir: str | os.PathLike[str] | None = None,
     *,
     layers: Literal["conv", "all"] = "conv",
-    samples: int = 50_000,
+    samples: int | Literal["auto"] = 50_000,
     memory: int | str | None = None,
     part: str | None = None,
     refine: Refine = "none",
@@ -78,7 +78,8 @@ def accelerate(
             solver uses what was measured. About 4 bytes x ``samples`` x filters on disk, and with ``refine="distill"``
             five times the weights.
         layers: ``"conv"``, or ``"all"`` to accelerate and count Linear layers too.
-        samples: responses sampled a layer, spread over the images.
+        samples: responses sampled a layer, spread over the images. ``"auto"``: up to 200,000, of which each layer is
+            fitted to as many as it needs, by its error on images held out. The result says who had not enough.
         memory: what the run may keep in memory beside the model and one batch at work, in bytes or as ``"8GB"``;
             default: half of what is free. With less the run takes longer and the result is the same.
         part: path of the module to accelerate, for example ``"backbone"``; only its MACs count then.

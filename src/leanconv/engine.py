@@ -83,7 +83,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.device = self.memory.device
         self.inputs = Inputs(self.memory)
-        per_image = max(1, -(-self.options.samples // self.batches.images))
+        per_image = max(1, -(-self.options.most_samples // self.batches.images))
         self.positions = Positions(
             per_image=per_image, images=self.batches.images, seed=self.options.seed, device=self.device
         )

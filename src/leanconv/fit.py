@@ -15,10 +15,13 @@ from leanconv.network.sites import Site
 from leanconv.ranks.candidates import Choice
 from leanconv.solve import (
     Activation,
+    Enough,
     LowRank,
+    Regression,
     ResponseSpace,
     SpatialFactors,
     activation,
+    enough,
     nonlinear,
     pca,
     reduced_rank,
@@ -28,10 +31,16 @@ from leanconv.solve import (
 
 @dataclass(frozen=True)
 class Fit:
-    """The factors of one site and their relative response error ||r(y) - r(y~)|| / ||r(y)|| on the samples."""
+    """The factors of one site and their relative response error ||r(y) - r(y~)|| / ||r(y)|| on the samples.
+
+    ``samples``: how many these are, 0 where nothing was fitted. ``enough``: whether twice as many would hardly help
+    a linear fit, None where that was not looked at.
+    """
 
     factors: Factors
     error: float
+    samples: int = 0
+    enough: bool | None = None
 
 
 def fit_site(
@@ -49,9 +58,7 @@ def fit_site(
     if probe.halfway:
         return _fit_halfway(probe, choice, target=target, given=given, solver=solver)
     site, groups = probe.site, probe.site.geometry.groups
-    # With d' left out (a layer the 3d scheme splits one way only) M has full rank and costs nothing: it goes into the
-    # horizontal filters.
-    rank = site.geometry.channel_limit if choice.scheme == "spatial" else choice.ranks[-1]
+    rank = _rank(site, choice)
     # What Q^T goes into: the layer's filters, or the horizontal half of their split.
     filters = probe.weight if split is None else split.horizontal
     q_filters, p, bias, fitted = [], [], [], []
@@ -70,7 +77,7 @@ def fit_site(
     if split is not None:
         weights.insert(0, split.vertical)
     error = measure(site, target, Responses(torch.cat(fitted, 1), given.addend))
-    return Fit(Factors(tuple(weights), torch.cat(bias)), error)
+    return Fit(Factors(tuple(weights), torch.cat(bias)), error, len(target.y))
 
 
 def _fit_halfway(
@@ -80,9 +87,8 @@ def _fit_halfway(
     (n x (d'' kw)), r(t) by r(s^ + P Q^T x + b), and Q is the new filters."""
     site, split = probe.site, probe.split
     assert split is not None
-    seen = Responses(probe.responses(given.y), given.addend)
-    space = ResponseSpace.behind(given.y, split.horizontal, split.vertical)
-    rank = site.geometry.channel_limit if choice.scheme == "spatial" else choice.ranks[-1]
+    seen, space = _behind(probe, split, given)
+    rank = _rank(site, choice)
     r = site_activation(site, target.y) if _through(site, solver) else None
     low_rank = _solve(target, seen, rank, r, space)
     horizontal = low_rank.q.T.reshape(rank, *split.horizontal.shape[1:])
@@ -90,7 +96,54 @@ def _fit_halfway(
     if choice.scheme == "spatial":
         weights = (split.vertical, (low_rank.p @ low_rank.q.T).reshape_as(split.horizontal))
     error = measure(site, target, Responses(low_rank(given.y), given.addend))
-    return Fit(Factors(weights, low_rank.b), error)
+    return Fit(Factors(weights, low_rank.b), error, len(target.y))
+
+
+def samples_needed(
+    probe: Probe,
+    choice: Choice,
+    *,
+    target: Responses,
+    given: Responses,
+    solver: Literal["linear", "nonlinear"],
+    images: int,
+    alike: bool,
+) -> Enough | None:
+    """How many of the samples ``fit_site`` needs: those its linear fit needs, which has the unknowns of the nonlinear
+    one. That learns from active responses alone, so it needs as many of these. They are from the ``images``, equally
+    many of each if ``alike``. None where there are too few to tell.
+
+    Groups are looked at together: they are fitted to the same samples, and may need more or fewer.
+    """
+    site, groups, regressions = probe.site, probe.site.geometry.groups, []
+    if probe.halfway:  # the unknowns are filters of what they see, n x (d'' kw)
+        assert probe.split is not None
+        seen, space = _behind(probe, probe.split, given)
+        regressions.append(Regression(_wanted(target, seen), seen.y, space))
+    else:
+        for number in range(groups):
+            wanted = target.part(number, groups)
+            seen = wanted if given is target else given.part(number, groups)
+            # In the symmetric case that is PCA, also with a shortcut: the same is added to both.
+            z = seen.y if seen is wanted else _wanted(wanted, seen)
+            regressions.append(Regression(z, seen.y, probe.spaces[number]))
+    found = enough(regressions, _rank(site, choice), images=images, alike=alike)
+    if found is None or not _through(site, solver):
+        return found
+    active = (site_activation(site, target.y)(_whole(target)) != 0).float().mean()
+    return found.times(1 / max(float(active), 1e-3), len(target.y))
+
+
+def _behind(probe: Probe, split: SpatialFactors, given: Responses) -> tuple[Responses, ResponseSpace]:
+    """The responses to what was collected halfway, and the space that makes of a fit to them one to that."""
+    seen = Responses(probe.responses(given.y), given.addend)
+    return seen, ResponseSpace.behind(given.y, split.horizontal, split.vertical)
+
+
+def _rank(site: Site, choice: Choice) -> int:
+    """With d' left out (a layer the 3d scheme splits one way only) M has full rank and costs nothing: it goes into the
+    horizontal filters."""
+    return site.geometry.channel_limit if choice.scheme == "spatial" else choice.ranks[-1]
 
 
 def _through(site: Site, solver: Literal["linear", "nonlinear"]) -> bool:
@@ -119,8 +172,12 @@ def _solve(target: Responses, given: Responses, rank: int, r: Activation | None,
         return nonlinear(_whole(target), given.y, rank, r, addend=given.addend, space=space).map
     if given is target:
         return pca(given.y, rank, space=space)
-    wanted = target.y if given.addend is None else _whole(target) - given.addend
-    return reduced_rank(wanted, given.y, rank, space=space)
+    return reduced_rank(_wanted(target, given), given.y, rank, space=space)
+
+
+def _wanted(target: Responses, given: Responses) -> Tensor:
+    """What a linear fit is to give, so that with the shortcut added it gives the target."""
+    return target.y if given.addend is None else _whole(target) - given.addend
 
 
 def _whole(responses: Responses) -> Tensor:

@@ -148,7 +148,7 @@ class Job:
             else spectra.dense[name]
             for name, site in self.sites.items()
         }
-        errors = Solving(
+        solving = Solving(
             engine=engine,
             plan=plan,
             targets=spectra.targets,
@@ -156,7 +156,8 @@ class Job:
             probes=probes,
             splits=splits,
             takers={name: spectra.dense[name] for name in takers},
-        ).run()
+        )
+        errors = solving.run()
         spectra.targets.close()
         changes = {name: change_of(site, plan[name]) for name, site in self.sites.items()}
         changes |= {name: _taking(site) for name, site in takers.items()}
@@ -172,6 +173,8 @@ class Job:
                 macs_after=macs[name],
                 energy=energies.get(name, 1.0),
                 error=errors[name],
+                samples=solving.samples.get(name, 0),
+                enough=solving.enough.get(name),
             )
             for name, site in sorted((self.sites | takers).items(), key=lambda item: item[1].index)
         ]

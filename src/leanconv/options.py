@@ -21,6 +21,8 @@ RANKS = ("uniform", "energy", "sensitivity", "latency")
 LAYERS = ("conv", "all")
 REFINE = ("none", "closed-form", "distill")
 Method = Scheme | Literal["spatial-sgd"]
+# Positions looked at a layer, where it is to be found out how many it needs.
+MOST = 200_000
 METHODS: tuple[Method, ...] = ("channel", "spatial", "3d", "spatial-sgd")
 
 
@@ -35,7 +37,7 @@ class Options:
     ranks: Literal["uniform", "energy", "sensitivity", "latency"] | Mapping[str, Any]
     skip: tuple[str, ...] | None
     layers: Layers
-    samples: int
+    samples: int | Literal["auto"]
     seed: int
     part: str | None = None
     target: Target | None = None  # what is timed, for ranks="latency"
@@ -90,7 +92,7 @@ class Options:
             ranks=dict(ranks) if isinstance(ranks, Mapping) else ranks,
             skip=None if skip is None else _names(skip),
             layers=layers,
-            samples=whole("samples", samples, 1),
+            samples=_samples(samples),
             seed=whole("seed", seed, 0),
             part=part,
             target=Target.check(target) if timed else None,
@@ -102,6 +104,11 @@ class Options:
     def form(self) -> Scheme:
         """What a layer is replaced by: ``spatial-sgd`` differs from ``spatial`` in the numbers only."""
         return "spatial" if self.scheme == "spatial-sgd" else self.scheme
+
+    @property
+    def most_samples(self) -> int:
+        """Positions a layer that are looked at; with "auto" it may be fitted to fewer."""
+        return MOST if self.samples == "auto" else self.samples
 
     @property
     def closed_form(self) -> bool:
@@ -137,6 +144,14 @@ def _one_of(name: str, value: Any, allowed: Iterable[str], also: str = "") -> No
     if not isinstance(value, str) or value not in allowed:
         words = listing([repr(item) for item in allowed]) + (f" {also}" if also else "")
         raise LeanconvError(f"{name}={value!r} is not known; use {words}.")
+
+
+def _samples(value: Any) -> int | Literal["auto"]:
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
+        raise LeanconvError(f"samples={value!r} must be a whole number from 1 on, or 'auto'.")
+    return whole("samples", value, 1)
 
 
 def _check_speedup(value: Any) -> None:

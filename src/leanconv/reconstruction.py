@@ -19,10 +19,11 @@ from leanconv.solve.spatial_sgd import reconstruct
 PATCHES = 256 << 20
 
 
-def reconstructed(engine: Engine, dense: Probe, split: SpatialFactors) -> tuple[SpatialFactors, Tensor]:
-    """The factors and bias of a site, from ``split``, in every process. ``dense`` probes the original's filters."""
+def reconstructed(engine: Engine, dense: Probe, split: SpatialFactors) -> tuple[SpatialFactors, Tensor, int]:
+    """The factors and bias of a site, from ``split``, and how many patches they were fitted to, in every process.
+    ``dense`` probes the original's filters."""
     patches = _patches(engine, dense)
-    found: tuple[SpatialFactors, Tensor] | None = None
+    found: tuple[SpatialFactors, Tensor, int] | None = None
     if engine.team.lead:
         if not patches:
             raise LeanconvError(f"layer {dense.site.name!r} did not run on these images; name it in skip.")
@@ -31,7 +32,7 @@ def reconstructed(engine: Engine, dense: Probe, split: SpatialFactors) -> tuple[
         x = rows.reshape(len(rows), *dense.weight.shape[1:])
         with torch.enable_grad():
             fitted = reconstruct(x, target, split, dense.bias, seed=engine.options.seed)
-        found = fitted.factors, fitted.bias
+        found = fitted.factors, fitted.bias, len(rows)
     return engine.team.share(found)
 
 
@@ -43,7 +44,7 @@ def _patches(engine: Engine, dense: Probe) -> list[Tensor]:
     """Patches the original gives the site, spread over the images of all processes, n x (c k) each; at the lead."""
     site, images = dense.site, engine.batches.images
     room = PATCHES // (site.geometry.patch * dense.weight.element_size())
-    count = max(1, min(engine.options.samples, room))
+    count = max(1, min(engine.options.most_samples, room))
     each = -(-images // count)  # every so many-th image, where there are more than patches
     positions = Positions(
         per_image=max(1, count * each // images), images=images, seed=engine.options.seed, device=engine.device

@@ -30,6 +30,8 @@ class LayerReport:
         macs_after: and in the accelerated network.
         energy: share of response variance kept (of filter energy for the spatial scheme).
         error: ||r(y) - r(y~)|| / ||r(y)|| at the sampled positions, with the inputs the layer was fitted to.
+        samples: responses the layer was fitted to; 0 where none were, as for the spatial scheme, or it is not known.
+        enough: with ``samples="auto"``, whether more would hardly help; None where that was not looked at.
     """
 
     name: str
@@ -39,6 +41,8 @@ class LayerReport:
     macs_after: int
     energy: float
     error: float
+    samples: int = 0
+    enough: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,4 +142,6 @@ class Accelerated:
         )
         if self.timing is not None:
             lines.append(str(self.timing))
+        if short := sum(layer.enough is False for layer in self.layers):
+            lines.append(f"{short} of {len(self.layers)} layers would gain from more samples; give more images.")
         return "\n".join(lines)

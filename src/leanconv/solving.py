@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from dataclasses import replace as with_changes
+
+from torch import Tensor
 
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Samples
 from leanconv.engine import Engine
 from leanconv.errors import LeanconvError
-from leanconv.fit import Fit, fit_site, measure, split_factors
+from leanconv.fit import Fit, fit_site, measure, samples_needed, split_factors
 from leanconv.network.replace import Change, Factors, replace
 from leanconv.network.sites import Site
 from leanconv.progress import Solved
 from leanconv.ranks import Choice, Plan
 from leanconv.reconstruction import reconstructed
-from leanconv.solve import SpatialFactors
+from leanconv.solve import SpatialFactors, thinned
 
 
 @dataclass
@@ -28,6 +31,8 @@ class Solving:
     probes: dict[str, Probe]  # of the filters a site is fitted with
     splits: dict[str, SpatialFactors]  # what those are the product of, where they are one
     takers: dict[str, Probe]  # of layers that stay whole and will take in a factor
+    samples: dict[str, int] = field(default_factory=dict)  # that sites were fitted to
+    enough: dict[str, bool | None] = field(default_factory=dict)  # and whether more would hardly help
 
     def run(self) -> dict[str, float]:
         """The error of every site and taker."""
@@ -52,13 +57,14 @@ class Solving:
         engine, probes = self.engine, dict(self.probes)
         with engine.reporter.stage("solving", len(probes)) as stage:
             for number, (name, probe) in enumerate(self.probes.items(), 1):
+                patches = 0
                 if engine.options.scheme == "spatial-sgd":
                     with engine.clock.stage("solving"):
-                        split, bias = reconstructed(engine, self.dense[name], self.splits[name])
+                        split, bias, patches = reconstructed(engine, self.dense[name], self.splits[name])
                     probes[name] = Probe(probe.site, split.product(), bias, split)
                     stage.solved(self._describe(name, None), number, len(probes))
                 stage.advance()
-                self._put(name, Fit(split_factors(probes[name]), 0.0))
+                self._put(name, Fit(split_factors(probes[name]), 0.0, patches))
         return self._measured(probes)
 
     def _symmetric(self) -> dict[str, float]:
@@ -107,16 +113,37 @@ class Solving:
             )
         if probe is None:  # it only takes in the factor of another
             return Fit(Factors((), target.y.new_empty(0)), measure(self.takers[name].site, target, given))
-        return fit_site(
+        options, choice, enough = self.engine.options, self.plan[name], None
+        if options.samples == "auto":
+            target, given, enough = self._thinned(probe, choice, target, given)
+        fit = fit_site(probe, choice, self.splits.get(name), target=target, given=given, solver=options.solver)
+        return with_changes(fit, enough=enough)
+
+    def _thinned(
+        self, probe: Probe, choice: Choice, target: Responses, given: Responses
+    ) -> tuple[Responses, Responses, bool | None]:
+        """As many of the samples as the site needs, and whether there were enough."""
+        images, rows = self.engine.batches.images, len(target.y)
+        alike = rows == images * self.engine.positions.count(probe.site.positions)
+        needed = samples_needed(
             probe,
-            self.plan[name],
-            self.splits.get(name),
+            choice,
             target=target,
             given=given,
             solver=self.engine.options.solver,
+            images=images,
+            alike=alike,
         )
+        if needed is None:
+            return target, given, None
+        if needed.rows == rows:
+            return target, given, needed.enough
+        kept = thinned(rows, needed.rows).to(target.y.device)
+        few = _at(target, kept)
+        return few, few if given is target else _at(given, kept), needed.enough
 
     def _put(self, name: str, fit: Fit) -> None:
+        self.samples[name], self.enough[name] = fit.samples, fit.enough
         if name in self.plan:
             replace(self.engine.accelerated, change_of(self.probes[name].site, self.plan[name]), fit.factors)
 
@@ -124,6 +151,10 @@ class Solving:
         if name not in self.plan:
             return Solved(name, "whole", (), error)
         return Solved(name, self.plan[name].scheme, self.plan[name].ranks, error)
+
+
+def _at(responses: Responses, rows: Tensor) -> Responses:
+    return Responses(responses.y[rows], None if responses.addend is None else responses.addend[rows])
 
 
 def change_of(site: Site, choice: Choice) -> Change:

@@ -61,7 +61,9 @@ def accelerate(
     part: Annotated[
         str | None, typer.Option(help="Accelerate, and count, only this module, e.g. backbone. Default: all.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Responses sampled a layer.")] = 50_000,
+    samples: Annotated[
+        str, typer.Option(help="Responses sampled a layer; auto: as many as a layer needs, up to 200,000.")
+    ] = "50000",
     seed: Annotated[int, typer.Option(help="Chooses the sampled positions.")] = 0,
     workdir: Annotated[
         Path | None, typer.Option(help="Folder for the state of the run: started again, it goes on from there.")
@@ -129,7 +131,7 @@ def accelerate(
         "ranks": chosen,
         "skip": [] if no_skip else skip or None,
         "layers": layers,
-        "samples": samples,
+        "samples": _samples(samples),
         "seed": seed,
         "part": part,
         "latency": latency,
@@ -208,6 +210,14 @@ def _target(
     if runtime in (None, "torch"):
         asked["device"] = str(given.pick_device(device))
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def _samples(text: str) -> Any:
+    """A number, or the word as it is."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 def _ranks(text: str) -> Any:

@@ -243,10 +243,11 @@ def repeated(facts: Facts) -> str:
     how = "The command, as it was typed" if facts.typed else f"In Python, with model a {facts.network}"
     how += ":" if facts.tuned is None else "; this made the network before fine-tuning:"
     options = facts.options
+    sampled = "as many as needed" if options["samples"] == "auto" else f"{options['samples']:,}"
     entries = {
         "saved in": facts.folder,
         "made with": ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
-        "images": f"{facts.images:,}; {options['samples']:,} responses sampled a layer, seed {options['seed']}",
+        "images": f"{facts.images:,}; {sampled} responses sampled a layer, seed {options['seed']}",
         "seconds": ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in facts.seconds.items()) or "not timed",
     }
     if facts.tuned is not None:

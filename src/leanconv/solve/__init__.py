@@ -5,6 +5,7 @@ inverse or an eigenproblem are accumulated in float64; results come back in the 
 """
 
 from leanconv.solve.activations import Activation, activation
+from leanconv.solve.enough import Enough, Regression, enough, thinned
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments
 from leanconv.solve.nonlinear import NonlinearFit, nonlinear
@@ -15,16 +16,20 @@ from leanconv.solve.spatial import SpatialBasis, SpatialFactors, spatial_basis
 
 __all__ = [
     "Activation",
+    "Enough",
     "LowRank",
     "Moments",
     "NonlinearFit",
+    "Regression",
     "ResponseSpace",
     "SpatialBasis",
     "SpatialFactors",
     "activation",
+    "enough",
     "nonlinear",
     "pca",
     "reduced_rank",
     "spatial_basis",
     "spectrum",
+    "thinned",
 ]
