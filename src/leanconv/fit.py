@@ -26,6 +26,7 @@ from leanconv.solve import (
     pca,
     reduced_rank,
     spectrum,
+    thinned,
 )
 
 
@@ -130,7 +131,8 @@ def samples_needed(
     found = enough(regressions, _rank(site, choice), images=images, alike=alike)
     if found is None or not _through(site, solver):
         return found
-    active = (site_activation(site, target.y)(_whole(target)) != 0).float().mean()
+    some = target.at(thinned(len(target.y), len(target.y) // 16).to(target.y.device))
+    active = (site_activation(site, some.y)(_whole(some)) != 0).float().mean()
     return found.times(1 / max(float(active), 1e-3), len(target.y))
 
 

@@ -21,9 +21,9 @@ RANKS = ("uniform", "energy", "sensitivity", "latency")
 LAYERS = ("conv", "all")
 REFINE = ("none", "closed-form", "distill")
 Method = Scheme | Literal["spatial-sgd"]
+METHODS: tuple[Method, ...] = ("channel", "spatial", "3d", "spatial-sgd")
 # Positions looked at a layer, where it is to be found out how many it needs.
 MOST = 200_000
-METHODS: tuple[Method, ...] = ("channel", "spatial", "3d", "spatial-sgd")
 
 
 @dataclass(frozen=True, kw_only=True)

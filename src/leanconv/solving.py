@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 
-from torch import Tensor
-
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Samples
 from leanconv.engine import Engine
@@ -139,8 +137,8 @@ class Solving:
         if needed.rows == rows:
             return target, given, needed.enough
         kept = thinned(rows, needed.rows).to(target.y.device)
-        few = _at(target, kept)
-        return few, few if given is target else _at(given, kept), needed.enough
+        few = target.at(kept)
+        return few, few if given is target else given.at(kept), needed.enough
 
     def _put(self, name: str, fit: Fit) -> None:
         self.samples[name], self.enough[name] = fit.samples, fit.enough
@@ -151,10 +149,6 @@ class Solving:
         if name not in self.plan:
             return Solved(name, "whole", (), error)
         return Solved(name, self.plan[name].scheme, self.plan[name].ranks, error)
-
-
-def _at(responses: Responses, rows: Tensor) -> Responses:
-    return Responses(responses.y[rows], None if responses.addend is None else responses.addend[rows])
 
 
 def change_of(site: Site, choice: Choice) -> Change:

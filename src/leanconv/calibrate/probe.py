@@ -28,6 +28,9 @@ class Responses:
     y: Tensor
     addend: Tensor | None = None
 
+    def at(self, rows: Tensor) -> Responses:
+        return Responses(self.y[rows], None if self.addend is None else self.addend[rows])
+
     def part(self, number: int, groups: int) -> Responses:
         """Those of one group's filters."""
         if groups == 1:
