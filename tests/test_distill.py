@@ -27,7 +27,7 @@ from leanconv.train.finetune import finetune
 from leanconv.workdir import Workdir
 from tests.conftest import plain_network, relative, smooth_images
 from tests.test_images import write_picture
-from tests.test_workdir import Killed, assert_equal
+from tests.test_workdir import assert_equal, ended_after
 
 SIZE = 12
 
@@ -95,12 +95,10 @@ def test_it_goes_with_every_scheme(form: dict[str, object], monkeypatch: pytest.
 
 
 def test_few_images_are_gone_through_often_and_many_in_larger_steps() -> None:
-    few, some, many = (refine.course(count) for count in (40, 1000, 50_000))
-    assert few == {"epochs": 100, "batch": 50, "lr": 3e-4}
-    assert some == {"epochs": 100, "batch": 50, "lr": 3e-4}  # 18 steps an epoch
-    assert (many["epochs"], many["batch"]) == (10, 225)  # 200 steps an epoch
-    assert many["lr"] == pytest.approx(3e-4 * 4.5**0.5)
-    assert refine.course(1_000_000)["batch"] == 256
+    assert refine.course(40) == (100, 50, 3e-4)
+    assert refine.course(1000) == (100, 50, 3e-4)  # 18 steps an epoch
+    assert refine.course(50_000) == (10, 225, pytest.approx(3e-4 * 4.5**0.5))  # 200 steps an epoch
+    assert refine.course(1_000_000)[1] == 256
 
 
 def test_ranks_and_macs_are_those_of_the_closed_form(distilled: Accelerated, closed_form: Accelerated) -> None:
@@ -247,19 +245,7 @@ def test_several_processes_are_sent_to_finetune() -> None:
 
 def killed_at(keep: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """A run that ends right after its ``keep``-th checkpoint."""
-    usual, count = Checkpoint.keep, 0
-
-    def keep_some(self: Checkpoint, *given: object) -> None:
-        nonlocal count
-        usual(self, *given)  # type: ignore[arg-type]
-        count += 1
-        if count == keep:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoint, "keep", keep_some)
-        with pytest.raises(Killed):
-            run(workdir=folder)
+    ended_after(keep, Checkpoint, "keep", monkeypatch, lambda: run(workdir=folder))
 
 
 def nothing_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:

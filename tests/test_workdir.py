@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,21 +41,28 @@ class Killed(BaseException):
     pass
 
 
-def killed_after(sites: int, monkeypatch: pytest.MonkeyPatch, folder: Path, **other: object) -> None:
-    """A run that ends right after so many sites were solved."""
-    keep, count = Workdir.keep_solved, 0
+def ended_after(
+    times: int, kind: type, method: str, monkeypatch: pytest.MonkeyPatch, begun: Callable[[], object]
+) -> None:
+    """What was ``begun`` ends right after so many calls of a method."""
+    usual, count = getattr(kind, method), 0
 
-    def keep_some(self: Workdir, *given: object) -> None:
+    def counted(self: object, *given: object) -> None:
         nonlocal count
-        keep(self, *given)  # type: ignore[arg-type]
+        usual(self, *given)
         count += 1
-        if count == sites:
+        if count == times:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Workdir, "keep_solved", keep_some)
+        patch.setattr(kind, method, counted)
         with pytest.raises(Killed):
-            run(folder, **other)
+            begun()
+
+
+def killed_after(sites: int, monkeypatch: pytest.MonkeyPatch, folder: Path, **other: object) -> None:
+    """A run that ends right after so many sites were solved."""
+    ended_after(sites, Workdir, "keep_solved", monkeypatch, lambda: run(folder, **other))
 
 
 def original_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

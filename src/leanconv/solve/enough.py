@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leanconv.solve.low_rank import LowRank
-from leanconv.solve.moments import Moments, chunks, roots
+from leanconv.solve.moments import Moments, chunks
 from leanconv.solve.reduced_rank import Regressor, leading_subspace
 from leanconv.solve.space import ResponseSpace
 
@@ -167,16 +167,8 @@ class _Sums:
         space, dtype, n = self._of.space, self._of.y.dtype, self.count
         mean = self._centre.to(torch.float64) + self._x / n
         moments = Moments(n, mean, self._xx - torch.outer(self._x, self._x) / n)
-        root, inverse_root = roots(moments.regular(space.prior), moments.noise(dtype))
-        regressor = Regressor(
-            coordinates=self._of.y,
-            mean=mean,
-            root=root if space.basis is None else space.basis @ root,
-            inverse_root=inverse_root,
-            inverse=inverse_root @ inverse_root,
-            basis=space.basis,
-            given=space.inputs is not None,
-        )
+        nobody = torch.empty(0, len(mean), dtype=dtype)  # coordinates are made where they are looked at
+        regressor = Regressor.with_moments(moments, nobody, space)
         by_x = self._difference_by_x - torch.outer(self._difference, self._x) / n
         u = leading_subspace(regressor.whitened(by_x), rank)
         return regressor.solution(u, by_x, self._z / n, dtype)

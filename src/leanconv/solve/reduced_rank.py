@@ -40,8 +40,12 @@ class Regressor:
     def of(cls, y: Tensor, space: ResponseSpace | None = None) -> Regressor:
         space = space or ResponseSpace.anywhere(y)
         x = space.coordinates(y)
-        moments = Moments.of(x)
-        root, inverse_root = roots(moments.regular(space.prior), moments.noise(y.dtype))
+        return cls.with_moments(Moments.of(x), x, space)
+
+    @classmethod
+    def with_moments(cls, moments: Moments, x: Tensor, space: ResponseSpace) -> Regressor:
+        """``moments``: of the coordinates ``x``, or of as many of them as a fit is to see."""
+        root, inverse_root = roots(moments.regular(space.prior), moments.noise(x.dtype))
         if space.basis is not None:
             root = space.basis @ root
         inverse = inverse_root @ inverse_root

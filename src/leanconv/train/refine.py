@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
-from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -24,20 +23,14 @@ from leanconv.train.goals import Distillation
 # Where these say nothing, the defaults of finetune with an original.
 EPOCHS, STEPS = 100, 2000  # at most
 BATCH = 50  # images a step at least, if there are so many,
-LARGEST = 256  # and at most; between them as many as make 200 steps an epoch
+LARGEST = 256  # and at most; between them as many as make
+EPOCH = 200  # steps an epoch
 LR = 3e-4  # with BATCH images a step: as the noise of the gradient falls, it rises
 HOLDOUT = 0.1
 FEWEST = 10  # images there must be, so that one is held out
 PATIENCE = 20  # epochs without a better network before it stops
 SHIFT = 14  # images are moved by up to this part of their smaller side,
 SMALLEST = 8  # if that has so many pixels
-
-
-class Course(TypedDict):
-    epochs: int
-    batch: int
-    lr: float
-
 
 INSTEAD = "use refine='closed-form' instead"
 
@@ -118,6 +111,7 @@ def distilled(
     # A layer the user has frozen is replaced and fitted all the same.
     frozen = [not parameter.requires_grad for parameter in result.model.parameters()]
     result.model.requires_grad_(True)
+    epochs, batch, lr = course(len(images))
     now = torch.backends.cudnn
     with now.flags(enabled=now.enabled, benchmark=False, deterministic=True, allow_tf32=now.allow_tf32):
         tuned = finetune(
@@ -125,7 +119,9 @@ def distilled(
             images,
             original,
             augment=_augment(images),
-            **course(len(images)),
+            epochs=epochs,
+            batch=batch,
+            lr=lr,
             holdout=HOLDOUT,
             patience=PATIENCE,
             workdir=workdir,
@@ -139,12 +135,12 @@ def distilled(
     return tuned.result
 
 
-def course(images: int) -> Course:
-    """How so many images are gone through: few of them often, many of them a few times."""
+def course(images: int) -> tuple[int, int, float]:
+    """Epochs, images a step and learning rate: few images are gone through often, many of them a few times."""
     training = images - round(HOLDOUT * images)
-    batch = min(LARGEST, max(BATCH, training // 200))
+    batch = min(LARGEST, max(BATCH, training // EPOCH))
     epochs = min(EPOCHS, math.ceil(STEPS / Examples.steps(range(training), batch)))
-    return {"epochs": epochs, "batch": batch, "lr": LR * math.sqrt(batch / BATCH)}
+    return epochs, batch, LR * math.sqrt(batch / BATCH)
 
 
 def _augment(images: Tensor) -> Augment | None:
