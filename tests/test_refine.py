@@ -103,9 +103,9 @@ def test_full_rank_is_exact() -> None:
         torch.testing.assert_close(result.model(images), model(images), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("arguments", [{"scheme": "channel"}, {"scheme": "spatial"}, {"asymmetric": False}])
-def test_it_is_for_3d_and_asymmetric(arguments: dict[str, object]) -> None:
-    with pytest.raises(LeanconvError, match=r"scheme='3d' and asymmetric=True"):
-        leanconv.accelerate(network(), torch.rand(2, 3, 16, 16), refine="closed-form", **arguments)
+@pytest.mark.parametrize("scheme", ["spatial", "spatial-sgd"])
+def test_it_is_for_schemes_that_fit(scheme: str) -> None:
+    with pytest.raises(LeanconvError, match=r"makes none of its kind; use scheme='3d' or 'channel'"):
+        leanconv.accelerate(network(), torch.rand(2, 3, 16, 16), scheme=scheme, refine="closed-form")
     with pytest.raises(LeanconvError, match="refine='all' is not known"):
         leanconv.accelerate(network(), torch.rand(2, 3, 16, 16), refine="all")

@@ -62,9 +62,9 @@ def test_errors_on_unseen_images_are_no_worse_than_with_few_samples() -> None:
 def test_a_layer_is_fitted_to_what_is_reported(arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, tuple[int, int]] = {}
 
-    def spy(probe: Any, choice: Any, split: Any, *, target: Any, given: Any, solver: Any) -> Any:
+    def spy(probe: Any, choice: Any, split: Any, *, target: Any, given: Any, **more: Any) -> Any:
         seen[probe.site.name] = len(target.y), len(given.y)
-        return usual(probe, choice, split, target=target, given=given, solver=solver)
+        return usual(probe, choice, split, target=target, given=given, **more)
 
     solving = importlib.import_module("leanconv.solving")
     usual = solving.fit_site

@@ -27,6 +27,7 @@ from leanconv.solve import (
     reduced_rank,
     spectrum,
     thinned,
+    unseen,
 )
 
 
@@ -52,12 +53,15 @@ def fit_site(
     target: Responses,
     given: Responses,
     solver: Literal["linear", "nonlinear"],
+    parts: tuple[Tensor, Tensor] | None = None,
 ) -> Fit:
     """``target``: responses of the original. ``given``: those of ``probe``, to fit them from, at the same positions;
     the same object in the symmetric case. ``split``: the spatial factors the probe's filters are the product of, for
-    a choice that has them. The groups of a grouped convolution are layers of their own side by side, of one rank."""
+    a choice that has them. ``parts``: samples to fit to and to judge the fit by, for one that does best on images it
+    has not seen; None for the paper's, which does best on its samples. The groups of a grouped convolution are layers
+    of their own side by side, of one rank."""
     if probe.halfway:
-        return _fit_halfway(probe, choice, target=target, given=given, solver=solver)
+        return _fit_halfway(probe, choice, target=target, given=given, solver=solver, parts=parts)
     site, groups = probe.site, probe.site.geometry.groups
     rank = _rank(site, choice)
     # What Q^T goes into: the layer's filters, or the horizontal half of their split.
@@ -67,7 +71,7 @@ def fit_site(
         wanted = target.part(number, groups)
         seen = wanted if given is target else given.part(number, groups)
         r = site_activation(site, wanted.y, number, groups) if _through(site, solver) else None
-        low_rank = _solve(wanted, seen, rank, r, probe.spaces[number])
+        low_rank = _solve(wanted, seen, rank, r, probe.spaces[number], parts)
         q_filters.append(_project(low_rank.q, filters.chunk(groups)[number]))
         p.append(low_rank.p)
         bias.append(low_rank.b + low_rank.p @ (low_rank.q.T @ probe.bias.chunk(groups)[number]))
@@ -82,7 +86,13 @@ def fit_site(
 
 
 def _fit_halfway(
-    probe: Probe, choice: Choice, *, target: Responses, given: Responses, solver: Literal["linear", "nonlinear"]
+    probe: Probe,
+    choice: Choice,
+    *,
+    target: Responses,
+    given: Responses,
+    solver: Literal["linear", "nonlinear"],
+    parts: tuple[Tensor, Tensor] | None,
 ) -> Fit:
     """The horizontal filters regressed on what they see, in place of mixtures Q^T H of the old ones: with ``given`` x
     (n x (d'' kw)), r(t) by r(s^ + P Q^T x + b), and Q is the new filters."""
@@ -91,7 +101,7 @@ def _fit_halfway(
     seen, space = _behind(probe, split, given)
     rank = _rank(site, choice)
     r = site_activation(site, target.y) if _through(site, solver) else None
-    low_rank = _solve(target, seen, rank, r, space)
+    low_rank = _solve(target, seen, rank, r, space, parts)
     horizontal = low_rank.q.T.reshape(rank, *split.horizontal.shape[1:])
     weights: tuple[Tensor, ...] = (split.vertical, horizontal, low_rank.p)
     if choice.scheme == "spatial":
@@ -167,13 +177,22 @@ def split_factors(probe: Probe) -> Factors:
     return Factors((probe.split.vertical, probe.split.horizontal), probe.bias)
 
 
-def _solve(target: Responses, given: Responses, rank: int, r: Activation | None, space: ResponseSpace) -> LowRank:
+def _solve(
+    target: Responses,
+    given: Responses,
+    rank: int,
+    r: Activation | None,
+    space: ResponseSpace,
+    parts: tuple[Tensor, Tensor] | None,
+) -> LowRank:
     """Through ``r``, or linearly. Responses with the shortcut added are fitted: r(s + y) by r(s^ + M y^ + b), s and s^
     zero without one."""
+    if r is None and given is target:
+        return pca(given.y, rank, space=space)
+    if parts is not None:
+        return unseen(_whole(target), given.y, rank, r, parts=parts, addend=given.addend, space=space).map
     if r is not None:
         return nonlinear(_whole(target), given.y, rank, r, addend=given.addend, space=space).map
-    if given is target:
-        return pca(given.y, rank, space=space)
     return reduced_rank(_wanted(target, given), given.y, rank, space=space)
 
 

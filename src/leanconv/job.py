@@ -259,7 +259,7 @@ class Job:
         """With refinement the horizontal filters are fitted to what they see, where that is more than d numbers: else
         mixtures of the d old ones are all the filters there are."""
         wide = split.horizontal[0].numel() > site.geometry.out_channels and site.geometry.groups == 1
-        halfway = wide and self.options.closed_form
+        halfway = wide and self.options.free_filters
         return Probe(site, split.product(), bias, split, halfway=halfway)
 
     def _splits(self, engine: Engine, plan: Plan, spectra: Spectra) -> dict[str, SpatialFactors]:

@@ -67,10 +67,10 @@ class Options:
         _one_of("solver", solver, SOLVERS)
         _one_of("layers", layers, LAYERS)
         _one_of("refine", refine, REFINE)
-        if refine == "closed-form" and (scheme != "3d" or not asymmetric):
+        if refine == "closed-form" and scheme not in ("3d", "channel"):
             raise LeanconvError(
-                f"refine={refine!r} fits horizontal filters to what they see in the accelerated network: it goes with "
-                f"scheme='3d' and asymmetric=True, not with {scheme!r} and {bool(asymmetric)}."
+                f"refine={refine!r} is about the fit of a layer, and scheme={scheme!r} makes none of its kind; use "
+                "scheme='3d' or 'channel'."
             )
         if part is not None and not (isinstance(part, str) and part):
             raise LeanconvError(f"part={part!r} must be the path of a module, for example 'backbone'.")
@@ -112,8 +112,13 @@ class Options:
 
     @property
     def closed_form(self) -> bool:
-        """Whether 3d's horizontal filters are fitted freely; before a distillation too, where that can be."""
-        return self.refine != "none" and self.scheme == "3d" and self.asymmetric
+        """Whether layers are fitted for images not seen; before a distillation too."""
+        return self.refine != "none"
+
+    @property
+    def free_filters(self) -> bool:
+        """Whether 3d's horizontal filters are fitted freely."""
+        return self.closed_form and self.scheme == "3d" and self.asymmetric
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Options:

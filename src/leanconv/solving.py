@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 
+from torch import Tensor
+
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Samples
 from leanconv.engine import Engine
@@ -15,7 +17,7 @@ from leanconv.network.sites import Site
 from leanconv.progress import Solved
 from leanconv.ranks import Choice, Plan
 from leanconv.reconstruction import reconstructed
-from leanconv.solve import SpatialFactors, thinned
+from leanconv.solve import SpatialFactors, parted, thinned
 
 
 @dataclass
@@ -114,23 +116,25 @@ class Solving:
         options, choice, enough = self.engine.options, self.plan[name], None
         if options.samples == "auto":
             target, given, enough = self._thinned(probe, choice, target, given)
-        fit = fit_site(probe, choice, self.splits.get(name), target=target, given=given, solver=options.solver)
+        parts = self._parts(probe, len(target.y)) if options.closed_form else None
+        fit = fit_site(
+            probe, choice, self.splits.get(name), target=target, given=given, solver=options.solver, parts=parts
+        )
         return with_changes(fit, enough=enough)
 
     def _thinned(
         self, probe: Probe, choice: Choice, target: Responses, given: Responses
     ) -> tuple[Responses, Responses, bool | None]:
         """As many of the samples as the site needs, and whether there were enough."""
-        images, rows = self.engine.batches.images, len(target.y)
-        alike = rows == images * self.engine.positions.count(probe.site.positions)
+        rows = len(target.y)
         needed = samples_needed(
             probe,
             choice,
             target=target,
             given=given,
             solver=self.engine.options.solver,
-            images=images,
-            alike=alike,
+            images=self.engine.batches.images,
+            alike=self._alike(probe, rows),
         )
         if needed is None:
             return target, given, None
@@ -139,6 +143,13 @@ class Solving:
         kept = thinned(rows, needed.rows).to(target.y.device)
         few = target.at(kept)
         return few, few if given is target else given.at(kept), needed.enough
+
+    def _parts(self, probe: Probe, rows: int) -> tuple[Tensor, Tensor] | None:
+        return parted(rows, self.engine.batches.images, alike=self._alike(probe, rows))
+
+    def _alike(self, probe: Probe, rows: int) -> bool:
+        """Whether every image has equally many rows."""
+        return rows == self.engine.batches.images * self.engine.positions.count(probe.site.positions)
 
     def _put(self, name: str, fit: Fit) -> None:
         self.samples[name], self.enough[name] = fit.samples, fit.enough

@@ -32,8 +32,8 @@ def accelerate(
     refine: Annotated[
         str,
         typer.Option(
-            help="none; closed-form: 3d's horizontal filters fitted freely, slower; distill: and then all are trained, "
-            "without labels, to respond as the original does, much slower."
+            help="none: the paper's fit; closed-form: fitted for images not seen, a few are held out; distill: "
+            "and then all is trained, without labels, to respond as the original does, much slower."
         ),
     ] = "none",
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,

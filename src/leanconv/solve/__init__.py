@@ -9,10 +9,12 @@ from leanconv.solve.enough import Enough, Regression, enough, thinned
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments
 from leanconv.solve.nonlinear import NonlinearFit, nonlinear
+from leanconv.solve.parts import parted
 from leanconv.solve.pca import pca, spectrum
 from leanconv.solve.reduced_rank import reduced_rank
 from leanconv.solve.space import ResponseSpace
 from leanconv.solve.spatial import SpatialBasis, SpatialFactors, spatial_basis
+from leanconv.solve.unseen import unseen
 
 __all__ = [
     "Activation",
@@ -27,9 +29,11 @@ __all__ = [
     "activation",
     "enough",
     "nonlinear",
+    "parted",
     "pca",
     "reduced_rank",
     "spatial_basis",
     "spectrum",
     "thinned",
+    "unseen",
 ]

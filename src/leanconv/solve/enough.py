@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments, chunks
+from leanconv.solve.parts import parted
 from leanconv.solve.reduced_rank import Regressor, leading_subspace
 from leanconv.solve.space import ResponseSpace
 
@@ -19,15 +20,8 @@ TOLERANCE = 0.01
 # Nobody needs a relative error under this one lowered; rounding and pseudo-samples have a share in it.
 NEGLIGIBLE = 1e-3
 
-# With fewer rows there is nothing to save, with fewer images little to judge by.
+# With fewer rows there is nothing to save.
 FEWEST_ROWS = 2000
-FEWEST_IMAGES = 8
-
-# One image of so many is held out. Where it is not known which rows an image has, longer blocks are, of an eighth of so
-# many images, and as many rows as so many images have around each of them go to neither side.
-EACH = 8
-CYCLE = 64
-MARGIN = 2
 
 # Fits are to so many of each eight rows.
 STEPS = (1, 2, 4, 8)
@@ -70,9 +64,10 @@ def enough(regressions: Sequence[Regression], rank: int, *, images: int, alike: 
     fit, less where few are enough: larger fits are not made then.
     """
     rows = len(regressions[0].y)
-    if rows < FEWEST_ROWS or images < FEWEST_IMAGES:
+    parts = parted(rows, images, alike=alike)
+    if rows < FEWEST_ROWS or parts is None:
         return None
-    fitted, held = parted(rows, images, alike=alike)
+    fitted, held = parts
     order = _drawn(len(fitted))
     fits = [_Sums(one, fitted[order < STEPS[0]]) for one in regressions]
     size = sum(float(torch.linalg.vector_norm(one.z[held], dtype=torch.float64)) ** 2 for one in regressions)
@@ -87,20 +82,6 @@ def enough(regressions: Sequence[Regression], rank: int, *, images: int, alike: 
         if last < NEGLIGIBLE or last - error < TOLERANCE * last:
             return Enough(max(rows * before // STEPS[-1], FEWEST_ROWS), tuple(curve), True)
     return Enough(rows, tuple(curve), False)
-
-
-def parted(rows: int, images: int, *, alike: bool) -> tuple[Tensor, Tensor]:
-    """Rows to fit to and an eighth of them to hold out, both rising, which share no image.
-
-    Held out are images spread over all. Where they are not ``alike``, whose a row is is judged by the average, and the
-    two sides share no image of up to ``MARGIN`` times as many rows.
-    """
-    cycle, margin = (EACH, 0) if alike else (min(CYCLE, images), MARGIN)
-    place = torch.arange(rows) * images // rows % cycle
-    block = margin + cycle // EACH
-    held = (place >= margin) & (place < block)
-    fitted = place >= block + margin
-    return torch.nonzero(fitted).flatten(), torch.nonzero(held).flatten()
 
 
 def thinned(rows: int, count: int) -> Tensor:
@@ -174,10 +155,7 @@ class _Sums:
         return regressor.solution(u, by_x, self._z / n, dtype)
 
     def _coordinates(self, rows: Tensor) -> Tensor:
-        space = self._of.space
-        if space.inputs is not None:
-            space = replace(space, inputs=space.inputs[rows])
-        return space.coordinates(self._of.y[rows])
+        return self._of.space.at(rows).coordinates(self._of.y[rows])
 
     def _chunks(self, rows: Tensor) -> list[Tensor]:
         device = self._of.y.device

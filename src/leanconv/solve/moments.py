@@ -56,24 +56,43 @@ class Moments:
             scatter.addmm_(centred.T, centred)
         return cls(count, mean, scatter)
 
-    def regular(self, prior: Tensor) -> Tensor:
-        """Scatter with pseudo-samples whose response equals their target.
+    def joined(self, other: Moments) -> Moments:
+        """Of the samples of both."""
+        count = self.count + other.count
+        share = other.count / max(count, 1)
+        apart = other.mean - self.mean
+        between = torch.outer(apart, apart) * (self.count * share)
+        return Moments(count, self.mean + share * apart, self.scatter + other.scatter + between)
+
+    @property
+    def least_share(self) -> float:
+        """Pseudo-samples there are in any case, as a share of the mean variance."""
+        return UNSEEN + FEW * (len(self.mean) / max(self.count, 1)) ** 2
+
+    def regular(self, prior: Tensor, share: float = 0.0) -> Tensor:
+        """Scatter with pseudo-samples whose response equals their target: ``share`` of the mean variance, or more
+        where there is little else.
 
         ``prior`` (d x d) is their scatter, up to scale (``ResponseSpace``); filters that are all zero say nothing, and
         then they lie anywhere.
         """
-        width = len(self.mean)
         variance = float(self.scatter.diagonal().mean())
-        weight = variance * (UNSEEN + FEW * (width / max(self.count, 1)) ** 2) if variance > 0 else 1.0
-        if not float(prior.diagonal().mean()) > 0:
-            prior = torch.eye(width, dtype=torch.float64, device=self.mean.device)
-        return self.scatter + prior.to(torch.float64) * (weight / float(prior.diagonal().mean()))
+        weight = variance * max(share, self.least_share) if variance > 0 else 1.0
+        return self.scatter + weight * unit(prior)
 
     def noise(self, dtype: torch.dtype) -> float:
         """Scatter that rounding in ``dtype`` alone can produce: an eigenvalue under it says nothing."""
         eps = torch.finfo(dtype).eps
         largest = float(self.scatter.diagonal().max()) if len(self.mean) else 0.0
         return max(10 * eps * largest, 100 * self.count * (eps * float(self.mean.abs().max())) ** 2)
+
+
+def unit(prior: Tensor) -> Tensor:
+    """Scaled to a mean variance of 1; the identity where it has none. Float64."""
+    size = float(prior.diagonal().mean())
+    if not size > 0:
+        return torch.eye(len(prior), dtype=torch.float64, device=prior.device)
+    return prior.to(torch.float64) / size
 
 
 def roots(matrix: Tensor, floor: float) -> tuple[Tensor, Tensor]:

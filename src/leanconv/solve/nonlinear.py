@@ -68,45 +68,82 @@ def nonlinear(
     Cost an iteration: n d (d + 2 rank) multiply-adds, the z-step and O(d^2 rank). A GPU is never kept waiting: whether
     to stop is asked of a look one iteration old, and the best map is kept by the device.
     """
-    regressor = Regressor.of(y, space)
-    x = regressor.coordinates
-    # Products with x are taken centred: subtracting the mean's share afterwards would leave its rounding behind.
-    centred = x - regressor.mean.to(x.dtype)
-    y_mean = y.mean(0, dtype=torch.float64)
-    activated = activation(target)
-    current = linear_start(target if addend is None else target - addend, y, rank, regressor)
-    best = _Best(current)
+    descent = Descent(target, y, rank, activation, Regressor.of(y, space), addend=addend)
+    best = _Best(descent.current)
     looks: list[Number] = []
-    done = 0
     for weight, iterations in schedule:
         first = len(looks)
-        u = current.p.to(torch.float64)
         for step in range(iterations):
             looking = step % CHECK_EVERY == 0
-            with quick_products(y.device):
-                by_x, total, squared = _z_sweep(
-                    current, target, activated, y, x, centred, addend, activation, weight, measure=looking
-                )
+            squared = descent.sweep(weight, measure=looking)
             if looking:
-                best.offer(current, squared)
+                best.offer(descent.current, squared)
                 looks.append(Number(squared))
             since = step % CHECK_EVERY
             if tolerance is not None and since == (0 if y.device.type == "cpu" else 1) and len(looks) - first > 1:
                 before, now = looks[-2].read(), looks[-1].read()
                 if before - now <= tolerance * before:
                     break
-            z_mean = y_mean + total / len(y)
-            a = regressor.whitened(by_x)
-            if step == iterations - 1:
-                u = leading_subspace(a, rank)
-            else:
-                u = _advance(a, u)
-            current = regressor.solution(u, by_x, z_mean, y.dtype)
-            done += 1
-    squared = _squared_error(current, activated, x, addend, activation)
-    best.offer(current, squared)
+            descent.advance(exact=step == iterations - 1)
+    squared = descent.squared_error()
+    best.offer(descent.current, squared)
     errors = [look.read() for look in (*looks, Number(squared))]
-    return NonlinearFit(regressor.on_responses(best.map), tuple(errors), done)
+    return NonlinearFit(descent.regressor.on_responses(best.map), tuple(errors), descent.iterations)
+
+
+class Descent:
+    """The alternating steps, from the linear solution: ``sweep`` and ``advance`` make ``current``, a map of the
+    regressor's coordinates, into the next."""
+
+    def __init__(
+        self,
+        target: Tensor,
+        y: Tensor,
+        rank: int,
+        activation: Activation,
+        regressor: Regressor,
+        *,
+        addend: Tensor | None,
+    ):
+        self.regressor = regressor
+        self.current = linear_start(target if addend is None else target - addend, y, rank, regressor)
+        self.iterations = 0
+        self._target, self._y, self._addend, self._activation = target, y, addend, activation
+        self._activated = activation(target)
+        # Products with x are taken centred: subtracting the mean's share afterwards would leave its rounding behind.
+        self._centred = regressor.coordinates - regressor.mean.to(y.dtype)
+        self._y_mean = y.mean(0, dtype=torch.float64)
+        self._u = self.current.p.to(torch.float64)
+
+    def sweep(self, weight: float, *, measure: bool) -> Tensor:
+        """The z-step of every sample, and, if asked, the true squared error of ``current``."""
+        x = self.regressor.coordinates
+        with quick_products(x.device):
+            self._by_x, self._total, squared = _z_sweep(
+                self.current,
+                self._target,
+                self._activated,
+                self._y,
+                x,
+                self._centred,
+                self._addend,
+                self._activation,
+                weight,
+                measure=measure,
+            )
+        return squared
+
+    def advance(self, *, exact: bool = False) -> None:
+        """The regression on the z of the last sweep; ``exact``: with its own eigenvectors."""
+        a = self.regressor.whitened(self._by_x)
+        self._u = leading_subspace(a, self._u.shape[1]) if exact else _advance(a, self._u)
+        z_mean = self._y_mean + self._total / len(self._y)
+        self.current = self.regressor.solution(self._u, self._by_x, z_mean, self._y.dtype)
+        self.iterations += 1
+
+    def squared_error(self) -> Tensor:
+        x = self.regressor.coordinates
+        return squared_error(self.current, self._activated, x, self._addend, self._activation)
 
 
 class _Best:
@@ -176,9 +213,10 @@ def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
     return rows.to(torch.float64).square().sum()
 
 
-def _squared_error(
+def squared_error(
     fitted: LowRank, activated: Tensor, x: Tensor, addend: Tensor | None, activation: Activation
 ) -> Tensor:
+    """sum ||r(t) - r(s + M x + b)||^2, float64, from r(t)."""
     squared = torch.zeros((), dtype=torch.float64, device=x.device)
     for rows in chunks(len(x), x.device):
         v = fitted(x[rows]) if addend is None else fitted(x[rows]) + addend[rows]

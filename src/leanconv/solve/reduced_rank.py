@@ -26,13 +26,16 @@ class Regressor:
     inputs, so the second term is small and may be accumulated in float32: at Z = Y the answer is the identity to
     the last bit, which an inverse of an ill-conditioned Y Y^T would otherwise spoil. Directions in which y varies
     less than its own rounding are left out of the inverse, so M^ is the identity there too.
+
+    A ``space``'s share of pseudo-samples is a ridge: it is in the inverse, and so in M^, alone. Which directions a rank
+    is worth is decided by the responses there are, A = M^ (Y Y^T)^(1/2).
     """
 
     coordinates: Tensor  # x: n x m, in the dtype of the samples; y itself without a basis
     mean: Tensor  # of x
     root: Tensor  # B (X X^T)^(1/2), d x m
-    inverse_root: Tensor
-    inverse: Tensor
+    inverse: Tensor  # (X X^T)^-1, with the ridge, m x m
+    whitener: Tensor  # the inverse times (X X^T)^(1/2)
     basis: Tensor | None
     given: bool  # the coordinates were: a space with inputs
 
@@ -45,15 +48,20 @@ class Regressor:
     @classmethod
     def with_moments(cls, moments: Moments, x: Tensor, space: ResponseSpace) -> Regressor:
         """``moments``: of the coordinates ``x``, or of as many of them as a fit is to see."""
-        root, inverse_root = roots(moments.regular(space.prior), moments.noise(x.dtype))
+        noise = moments.noise(x.dtype)
+        root, inverse_root = roots(moments.regular(space.prior), noise)
+        inverse, whitener = inverse_root @ inverse_root, inverse_root
+        if space.share > moments.least_share:
+            _, inverse_root = roots(moments.regular(space.prior, space.share), noise)
+            inverse = inverse_root @ inverse_root
+            whitener = inverse @ root
         if space.basis is not None:
             root = space.basis @ root
-        inverse = inverse_root @ inverse_root
-        return cls(x, moments.mean, root, inverse_root, inverse, space.basis, space.inputs is not None)
+        return cls(x, moments.mean, root, inverse, whitener, space.basis, space.inputs is not None)
 
     def whitened(self, difference_by_x: Tensor) -> Tensor:
         """A (d x m) from the centred sum (z - y) x^T (d x m)."""
-        a: Tensor = self.root + difference_by_x @ self.inverse_root
+        a: Tensor = self.root + difference_by_x @ self.whitener
         return a
 
     def solution(self, u: Tensor, difference_by_x: Tensor, z_mean: Tensor, dtype: torch.dtype) -> LowRank:
@@ -93,14 +101,19 @@ def reduced_rank(z: Tensor, y: Tensor, rank: int, *, space: ResponseSpace | None
 
 def linear_start(z: Tensor, y: Tensor, rank: int, regressor: Regressor) -> LowRank:
     """``reduced_rank`` with the regressor of ``y`` at hand: a map of its coordinates."""
-    width, narrow = y.shape[1], len(regressor.mean)
-    by_x = torch.zeros(width, narrow, dtype=torch.float64, device=y.device)
-    total = torch.zeros(width, dtype=torch.float64, device=y.device)
-    for rows in chunks(len(y), y.device):
-        target = z[rows].to(torch.float64)
-        total += target.sum(0)
-        if z is not y:
-            x = regressor.coordinates[rows].to(torch.float64) - regressor.mean
-            by_x.addmm_((target - y[rows]).T, x)
+    by_x, difference = differences(z, y, regressor.coordinates, regressor.mean)
     u = leading_subspace(regressor.whitened(by_x), rank)
-    return regressor.solution(u, by_x, total / max(len(y), 1), y.dtype)
+    z_mean = (y.sum(0, dtype=torch.float64) + difference) / max(len(y), 1)
+    return regressor.solution(u, by_x, z_mean, y.dtype)
+
+
+def differences(z: Tensor, y: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """sum (z - y)(x - mean)^T (d x m) and sum (z - y) (d), float64."""
+    by_x = torch.zeros(y.shape[1], len(mean), dtype=torch.float64, device=y.device)
+    total = torch.zeros(y.shape[1], dtype=torch.float64, device=y.device)
+    if z is not y:
+        for rows in chunks(len(y), y.device):
+            difference = z[rows].to(torch.float64) - y[rows]
+            total += difference.sum(0)
+            by_x.addmm_(difference.T, x[rows].to(torch.float64) - mean)
+    return by_x, total

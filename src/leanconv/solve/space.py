@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,11 +22,15 @@ class ResponseSpace:
 
     ``inputs`` (n x m): what the filters ``basis`` B = W have seen, in place of coordinates, for m of any size. Maps are
     then of rank at most that asked for among all filters of these inputs, and not only among mixtures of the d given.
+
+    ``share``: pseudo-samples of that scatter, whose response is their target, that filters are fitted to beside the
+    samples; as a share of the samples' mean variance.
     """
 
     prior: Tensor
     basis: Tensor | None
     inputs: Tensor | None = None
+    share: float = 0.0
 
     @classmethod
     def of(cls, filters: Tensor) -> ResponseSpace:
@@ -48,6 +52,10 @@ class ResponseSpace:
     def anywhere(cls, y: Tensor) -> ResponseSpace:
         """Of responses ``y`` (n x d) to filters nobody knows."""
         return cls(torch.eye(y.shape[1], dtype=torch.float64, device=y.device), None)
+
+    def at(self, rows: Tensor) -> ResponseSpace:
+        """The same for these samples alone."""
+        return self if self.inputs is None else replace(self, inputs=self.inputs[rows])
 
     def coordinates(self, y: Tensor) -> Tensor:
         """n x d -> n x m, in the dtype of ``y``."""
