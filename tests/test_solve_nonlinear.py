@@ -202,6 +202,35 @@ def test_a_step_of_orthogonal_iteration_captures_no_less() -> None:
             captured = now
 
 
+@pytest.mark.parametrize("rank", [30, 39, 40])
+def test_nearly_all_directions_stay_orthonormal(rank: int) -> None:
+    """A step brings columns close to the leading direction; with hardly any left out they are nearly dependent."""
+    torch.manual_seed(5)
+    for _ in range(20):
+        a = torch.randn(40, 40, dtype=torch.float64) * torch.logspace(0, -5, 40, dtype=torch.float64)
+        u = torch.linalg.qr(torch.randn(40, rank, dtype=torch.float64)).Q
+        for _ in range(10):
+            u = _advance(a, u)
+            assert (u.T @ u - torch.eye(rank)).abs().max() < 1e-8
+
+
+def test_at_full_rank_the_subspace_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left out: the same map as with exact eigenvectors at every step."""
+    import sys
+
+    r, g = activation("relu"), torch.Generator().manual_seed(1)
+    spread = torch.logspace(0, -4, 24, dtype=torch.float64)
+    mix = torch.linalg.qr(torch.randn(24, 24, generator=g).double()).Q * spread
+    target = responses(n=800).double() @ mix
+    y = target + 0.1 * torch.randn(800, 24, generator=g).double() @ mix
+    fit = nonlinear(target, y, 24, r, tolerance=None)
+    module = sys.modules["leanconv.solve.nonlinear"]
+    monkeypatch.setattr(module, "_advance", lambda a, u: leading_subspace(a, u.shape[1]))
+    exact = nonlinear(target, y, 24, r, tolerance=None)
+    assert fit.errors == pytest.approx(exact.errors, rel=1e-6)
+    torch.testing.assert_close(fit.map(y), exact.map(y), rtol=1e-6, atol=1e-9)
+
+
 def test_quick_products_leave_torch_as_it_was() -> None:
     flags = torch.backends.cuda.matmul
     name = "fp32_precision" if hasattr(flags, "fp32_precision") else "allow_tf32"

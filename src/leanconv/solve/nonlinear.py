@@ -228,12 +228,25 @@ def _advance(a: Tensor, u: Tensor) -> Tensor:
     """A step of orthogonal iteration on A A^T + tiny I from the orthonormal columns ``u``.
 
     They hardly turn, so at unit length they are nearly orthonormal already, and Cholesky's factor of their products
-    makes them so at the price of a few products: a QR takes five times longer on a GPU. The tiny share, far under
-    anything seen, keeps columns nobody has seen from vanishing.
+    makes them so at the price of a few products: a QR takes five times longer on a GPU. Where they are nearly dependent
+    (the spectrum is wide, and all are drawn to its head) that factor is inexact by the square of their condition, which
+    a second one repairs; where it cannot, the step is not made. The tiny share, far under anything seen, keeps columns
+    nobody has seen from vanishing. Columns that span everything have nowhere to turn.
     """
+    if u.shape[0] == u.shape[1]:
+        return u
     tiny = 1e-12 * a.square().sum() / len(a)
     moved = a @ (a.T @ u) + tiny * u
     moved = moved / torch.linalg.vector_norm(moved, dim=0)
-    factor, failed = torch.linalg.cholesky_ex(moved.T @ moved)
-    orthonormal = torch.linalg.solve_triangular(factor.T, moved, upper=True, left=False)
-    return torch.where(failed == 0, orthonormal, u)
+    once, well, _ = _orthonormal(moved)
+    twice, again, off = _orthonormal(once)
+    return torch.where(well & again & (off < 0.5), twice, u)
+
+
+def _orthonormal(columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The columns times the inverse of Cholesky's factor of their products, whether there was one, and how far the
+    products were from the identity."""
+    products = columns.T @ columns
+    factor, failed = torch.linalg.cholesky_ex(products)
+    off = (products - torch.eye(len(products), dtype=products.dtype, device=products.device)).abs().max()
+    return torch.linalg.solve_triangular(factor.T, columns, upper=True, left=False), failed == 0, off
