@@ -52,20 +52,30 @@ def together(text: str, processes: int = 2) -> list[tuple[int, str]]:
     return [(process.returncode, said) for process, said in [(p, p.communicate(timeout=60)[1]) for p in started]]
 
 
-@pytest.mark.parametrize(("kind", "scheme"), [("plain", "3d"), ("residual", "3d"), ("plain", "spatial-sgd")])
-def test_two_processes_end_with_the_network_of_one(kind: str, scheme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "scheme", "refine"),
+    [
+        ("plain", "3d", "none"),
+        ("residual", "3d", "none"),
+        ("residual", "3d", "closed-form"),
+        ("plain", "spatial-sgd", "none"),
+    ],
+)
+def test_two_processes_end_with_the_network_of_one(kind: str, scheme: str, refine: str, tmp_path: Path) -> None:
     text = f"""
 model = plain_network() if {kind!r} == "plain" else residual_network()
 batches = list(smooth_images(40, 32).split(8))
 result = leanconv.accelerate(
-    model, batches, 2.0, {scheme!r}, samples=4000, progress=False, workdir={str(tmp_path / "work")!r}
+    model, batches, 2.0, {scheme!r}, samples=4000, refine={refine!r}, progress=False,
+    workdir={str(tmp_path / "work")!r}
 )
 torch.save([result.model.state_dict(), [vars(layer) for layer in result.layers]], {str(tmp_path)!r} + f"/{{rank}}")
 """
     outcome = together(text)
     assert [code for code, _ in outcome] == [0, 0], outcome
     model = plain_network() if kind == "plain" else residual_network()
-    alone = leanconv.accelerate(model, list(smooth_images(40, 32).split(8)), 2.0, scheme, samples=4000, progress=False)
+    images = list(smooth_images(40, 32).split(8))
+    alone = leanconv.accelerate(model, images, 2.0, scheme, samples=4000, refine=refine, progress=False)
     for rank in range(2):
         state, layers = torch.load(tmp_path / str(rank), weights_only=False)
         assert [layer["ranks"] for layer in layers] == [layer.ranks for layer in alone.layers]

@@ -83,16 +83,16 @@ def test_a_workdir_changes_no_bit(tmp_path: Path) -> None:
     assert_equal(run(None), run(tmp_path / "work"))
 
 
-@pytest.mark.parametrize("asymmetric", [True, False])
+@pytest.mark.parametrize("other", [{}, {"asymmetric": False}, {"refine": "closed-form"}])
 @pytest.mark.parametrize("sites", [1, 2, 3])
 def test_a_run_goes_on_where_it_stopped(
-    sites: int, asymmetric: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sites: int, other: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(None, asymmetric=asymmetric)
-    killed_after(sites, monkeypatch, tmp_path, asymmetric=asymmetric)
+    whole = run(None, **other)
+    killed_after(sites, monkeypatch, tmp_path, **other)
     original_is_not_measured(monkeypatch)
-    assert_equal(whole, run(tmp_path, asymmetric=asymmetric))
-    assert_equal(whole, run(tmp_path, asymmetric=asymmetric))  # finished: nothing is left to do
+    assert_equal(whole, run(tmp_path, **other))
+    assert_equal(whole, run(tmp_path, **other))  # finished: nothing is left to do
     assert not [name for name in files(tmp_path) if name.endswith(".part")]
 
 

@@ -68,7 +68,11 @@ class Team:
         if self.world == 1:
             return pieces
         self._well()
-        facts = [(first, found.y.shape, found.y.dtype, found.addend is not None) for first, found in pieces]
+        # An addend need not be as wide as what it is added behind: halfway, that is not the response yet.
+        facts = [
+            (first, found.y.dtype, found.y.shape, None if found.addend is None else found.addend.shape)
+            for first, found in pieces
+        ]
         known: list[Any] = [None] * self.world
         dist.all_gather_object(known, facts)
         if not self.lead:
@@ -79,9 +83,10 @@ class Team:
             return []
         everybody = list(pieces)
         for rank in range(1, self.world):
-            for first, shape, dtype, adds in known[rank]:
+            for first, dtype, shape, addend in known[rank]:
                 y = self._receive(shape, dtype, rank)
-                everybody.append((first, Responses(y, self._receive(shape, dtype, rank) if adds else None)))
+                added = None if addend is None else self._receive(addend, dtype, rank)
+                everybody.append((first, Responses(y, added)))
         return sorted(everybody, key=lambda piece: piece[0])
 
     def _receive(self, shape: Any, dtype: torch.dtype, rank: int) -> Tensor:
