@@ -128,6 +128,10 @@ def cell(subject: Subject, speedup: float, row: str, seed: int) -> dict[str, Any
     }
 
 
+def slug(row: str) -> str:
+    return "-".join("".join(c for c in word if c.isalnum()) for word in row.split())
+
+
 def markdown(cells: list[dict[str, Any]]) -> str:
     """A table for every network: a row for every way, seeds together."""
     lines: list[str] = []
@@ -187,7 +191,7 @@ def main() -> None:
             for speedup in options.speedups or SPEEDUPS[name]:
                 for row in options.rows:
                     place = "held-out-" if options.held_out else ""
-                    file = options.work / f"{place}{name}-{speedup:g}x-{list(ROWS).index(row)}-seed{seed}.json"
+                    file = options.work / f"{place}{name}-{speedup:g}x-{slug(row)}-seed{seed}.json"
                     # Of ImageNet there are no other pictures than those.
                     extra = "images" in ROWS[row] and (name == "vgg16-imagenet" or options.held_out)
                     if extra or file.exists() or time.monotonic() > end:

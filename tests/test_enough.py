@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leanconv.solve import Enough, Regression, ResponseSpace, enough, reduced_rank, thinned
+from leanconv.solve import Enough, Regression, ResponseSpace, enough, parted, reduced_rank, thinned
 from tests.conftest import relative
 
 module = importlib.import_module("leanconv.solve.enough")  # the package has a function of its name
@@ -68,9 +68,9 @@ def test_the_curve_is_that_of_plain_regressions(kind: str, rank: int, monkeypatc
     if kind == "in a space":
         rank = min(rank, 5)
     one, x = case(kind)
-    found = enough([one], rank, images=40)
+    found = enough([one], rank, parted(len(one.y), 40, alike=True))
     assert found is not None
-    fitted, held = module.parted(len(one.y), 40, alike=True)
+    fitted, held = parted(len(one.y), 40, alike=True)
     order = module._drawn(len(fitted))
     if kind == "symmetric" and rank == 8:
         assert all(error < 1e-6 for _, error in found.curve)
@@ -88,10 +88,11 @@ def test_the_curve_is_that_of_plain_regressions(kind: str, rank: int, monkeypatc
 
 def test_squared_errors_of_groups_add_up() -> None:
     a, b = case("anywhere")[0], case("in a space")[0]
-    alone = [enough([one], 3, images=40) for one in (a, b)]
-    both = enough([a, b], 3, images=40)
+    parts = parted(3840, 40, alike=True)
+    alone = [enough([one], 3, parts) for one in (a, b)]
+    both = enough([a, b], 3, parts)
     assert both is not None
-    held = module.parted(3840, 40, alike=True)[1]
+    held = parted(3840, 40, alike=True)[1]
     sizes = [squared(one.z[held]) for one in (a, b)]
     apart = sum(size * found.curve[0][1] ** 2 for size, found in zip(sizes, alone, strict=True) if found)
     assert both.curve[0][1] ** 2 * sum(sizes) == pytest.approx(apart)
@@ -103,7 +104,8 @@ def needed(p: int, noise: float, *, n: int = 16_000, rank: int = 4) -> Enough:
     x, filters = numbers(n, p, seed=p).float(), numbers(8, p, seed=1).float() / p**0.5
     clean = x @ filters.T
     space = ResponseSpace(torch.eye(p, dtype=torch.float64), filters.double(), x)
-    found = enough([Regression(clean + noise * numbers(n, 8, seed=2).float(), clean, space)], rank, images=80)
+    wanted = clean + noise * numbers(n, 8, seed=2).float()
+    found = enough([Regression(wanted, clean, space)], rank, parted(n, 80, alike=True))
     assert found is not None
     return found
 
@@ -135,7 +137,7 @@ def test_the_size_chosen_is_the_first_that_doubling_hardly_helps() -> None:
 def test_responses_in_few_dimensions_need_few_samples(dtype: torch.dtype, symmetric: bool) -> None:
     y = (numbers(40_000, 3) @ numbers(3, 64, seed=1) + 1).to(dtype)
     z = y if symmetric else (y @ numbers(64, 64, seed=2).to(dtype)) / 8
-    found = enough([Regression(z, y, ResponseSpace.anywhere(y))], 4, images=100)
+    found = enough([Regression(z, y, ResponseSpace.anywhere(y))], 4, parted(len(y), 100, alike=True))
     assert found is not None
     assert found.rows == 5000
     assert found.enough
@@ -144,7 +146,7 @@ def test_responses_in_few_dimensions_need_few_samples(dtype: torch.dtype, symmet
 
 def test_dead_layers_need_few_samples() -> None:
     y = torch.zeros(20_000, 4)
-    found = enough([Regression(y, y, ResponseSpace.anywhere(y))], 2, images=100)
+    found = enough([Regression(y, y, ResponseSpace.anywhere(y))], 2, parted(len(y), 100, alike=True))
     assert found is not None
     assert (found.rows, found.enough) == (2500, True)
 
@@ -152,7 +154,7 @@ def test_dead_layers_need_few_samples() -> None:
 @pytest.mark.parametrize("images", [8, 40, 83, 1000])
 @pytest.mark.parametrize("each", [1, 9, 50])
 def test_rows_held_out_are_of_other_images(images: int, each: int) -> None:
-    fitted, held = (rows // each for rows in module.parted(images * each, images, alike=True))
+    fitted, held = (rows // each for rows in parted(images * each, images, alike=True))
     assert not set(fitted.tolist()) & set(held.tolist())
     assert len(fitted) + len(held) == images * each
     assert len(set(held.tolist())) == -(-images // 8)
@@ -165,7 +167,7 @@ def test_rows_held_out_are_of_other_images(images: int, each: int) -> None:
 def test_so_they_are_where_images_have_more_and_fewer_rows(images: int, seed: int) -> None:
     sizes = torch.randint(20, 41, (images,), generator=torch.Generator().manual_seed(seed))
     image = torch.arange(images).repeat_interleave(sizes)
-    fitted, held = module.parted(len(image), images, alike=False)
+    fitted, held = parted(len(image), images, alike=False)
     assert not set(image[fitted].tolist()) & set(image[held].tolist())
     assert len(held) > 0.07 * len(image)
     assert len(fitted) > 0.3 * len(image)
@@ -184,5 +186,5 @@ def test_thinning_favours_no_column_of_a_map() -> None:
 def test_with_few_rows_or_images_all_are_taken() -> None:
     y = mixed(4000, 4)
     few = Regression(y[:1999], y[:1999], ResponseSpace.anywhere(y))
-    assert enough([few], 2, images=40) is None
-    assert enough([Regression(y, y, ResponseSpace.anywhere(y))], 2, images=7) is None
+    assert enough([few], 2, parted(len(few.y), 40, alike=True)) is None
+    assert parted(len(y), 7, alike=True) is None

@@ -8,7 +8,7 @@ from torch import nn
 
 import leanconv
 from leanconv.network import reasons
-from leanconv.solve import activation, nonlinear, pca, reduced_rank
+from leanconv.solve import activation, nonlinear, parted, pca, reduced_rank, unseen
 from tests.conftest import plain_network, relative, smooth_images
 
 pytestmark = [
@@ -27,19 +27,22 @@ def test_solvers_agree_with_the_cpu(dtype: torch.dtype) -> None:
         lambda a, b: pca(b, 8)(b),
         lambda a, b: reduced_rank(a, b, 8)(b),
         lambda a, b: nonlinear(a, b, 8, r, tolerance=None).map(b),
+        lambda a, b: unseen(a, b, 8, r, parts=parted(3000, 100, alike=True)).map(b),
     ):
         here, there = solve(z, y), solve(z.cuda(), y.cuda())
         assert there.is_cuda
         assert relative(there.cpu(), here) < 2e-2
 
 
-@pytest.mark.parametrize("scheme", ["channel", "spatial", "3d"])
-def test_accelerate_on_the_device(scheme: str) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "refine"), [("channel", "none"), ("spatial", "none"), ("3d", "none"), ("3d", "closed-form")]
+)
+def test_accelerate_on_the_device(scheme: str, refine: str) -> None:
     model, images = plain_network().cuda(), smooth_images()
-    a, b = (leanconv.accelerate(model, images, 2.0, scheme=scheme, progress=False) for _ in range(2))
+    a, b = (leanconv.accelerate(model, images, 2.0, scheme, refine=refine, progress=False) for _ in range(2))
     assert next(a.model.parameters()).is_cuda
     assert all(torch.equal(x, y) for x, y in zip(a.model.parameters(), b.model.parameters(), strict=True))
-    cpu = leanconv.accelerate(model.cpu(), images, 2.0, scheme=scheme, progress=False)
+    cpu = leanconv.accelerate(model.cpu(), images, 2.0, scheme, refine=refine, progress=False)
     assert [layer.ranks for layer in cpu.layers] == [layer.ranks for layer in a.layers]
 
 

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv.solve import Moments, ResponseSpace, activation, nonlinear, parted, reduced_rank, unseen
+from leanconv.solve.nonlinear import Descent
+from leanconv.solve.reduced_rank import Regressor
 from leanconv.solve.strength import SHARES, Rows, strength
+from leanconv.solve.unseen import WEIGHT
 
 relu = activation("relu")
 
 
-def layer(
-    images: int, d: int = 24, each: int = 30, seed: int = 0, noise: float = 1.0, own: float = 1.0
-) -> tuple[Tensor, Tensor]:
+def layer(images: int, seed: int = 0, noise: float = 1.0, own: float = 1.0) -> tuple[Tensor, Tensor]:
     """Responses of a deep layer: few images, whose rows are alike; mostly inactive; the input of the second is off.
 
     What is off is in part the same for all images (a map can repair that) and in part each image's own, times
@@ -111,10 +112,36 @@ def test_it_stops_where_the_error_of_the_samples_held_out_is_least() -> None:
     space = ResponseSpace(torch.eye(24, dtype=torch.float64), None, share=found.share)
     linear = reduced_rank(target[fitted], y[fitted], 8, space=space)
     assert found.errors[0] == pytest.approx(error(linear, target[held], y[held]), rel=1e-9)
-    # All samples are fitted to in the end.
-    assert found.map.b.shape == (24,)
-    again = unseen(target, y, 8, relu, parts=(torch.cat(parts).sort().values, held))
-    assert not torch.equal(again.map.p, found.map.p)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_what_is_returned_is_fitted_to_all_samples_as_was_chosen(adds: bool) -> None:
+    target, y = layer(40)
+    addend = 0.3 * torch.randn(y.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    target = target + addend if adds else target
+    found = unseen(target, y, 8, relu, parts=parted(len(y), 40, alike=True), addend=addend if adds else None)
+    space = ResponseSpace(torch.eye(24, dtype=torch.float64), None, share=found.share)
+    by_hand = Descent(target, y, 8, relu, Regressor.of(y, space), addend=addend if adds else None)
+    for step in range(found.iterations):
+        by_hand.sweep(WEIGHT, measure=False)
+        by_hand.advance(exact=step == found.iterations - 1)
+    assert found.iterations > 0
+    torch.testing.assert_close(found.map(y), by_hand.current(y))
+
+
+def test_a_ridge_does_not_decide_which_directions_a_rank_is_worth() -> None:
+    """By the book: M^ with the ridge, then the leading directions of M^ y of the responses there are."""
+    target, y = layer(64)
+    prior = torch.diag(torch.logspace(2, -2, 24, dtype=torch.float64))  # other directions than those of y
+    space = ResponseSpace(prior, None, share=3.0)
+    found = reduced_rank(target, y, 5, space=space)
+    centred, wanted = y - y.mean(0), target - target.mean(0)
+    scatter = centred.T @ centred
+    ridge = 3.0 * scatter.diagonal().mean() * prior / prior.diagonal().mean()
+    full = torch.eye(24) + (wanted - centred).T @ centred @ torch.linalg.inv(scatter + ridge)
+    u = torch.linalg.svd((centred @ full.T).T, full_matrices=False).U[:, :5]
+    # Up to the few pseudo-samples there are in any case.
+    torch.testing.assert_close(found(y), centred @ (u @ u.T @ full).T + target.mean(0), rtol=1e-3, atol=1e-3)
 
 
 def test_rows_that_go_to_neither_side_are_fitted_to_in_the_end() -> None:
@@ -188,6 +215,45 @@ def test_what_never_varies_does_no_harm(spoil: str) -> None:
             assert torch.isfinite(found.map(y)).all()
 
 
+def test_parts_of_rows_that_were_kept() -> None:
+    parts = parted(400, 40, alike=True)
+    kept = torch.arange(0, 400, 3)
+    few = parts.at(kept, 400)
+    assert set(kept[few.fitted].tolist()) == set(kept.tolist()) & set(parts.fitted.tolist())
+    assert set(kept[few.held].tolist()) == set(kept.tolist()) & set(parts.held.tolist())
+
+
+class Head(nn.Module):
+    """Layers that run on two maps of every image, as a detector's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 24, 3, padding=1)
+        self.shared, self.last = nn.Conv2d(24, 24, 3, padding=1), nn.Conv2d(24, 24, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        levels = [x, nn.functional.avg_pool2d(x, 2)]
+        return torch.cat([self.last(self.shared(level).relu()).relu().flatten(1) for level in levels], 1)
+
+
+@pytest.mark.parametrize("samples", [3000, "auto"])
+def test_how_the_images_are_cut_into_batches_does_not_matter(samples: object) -> None:
+    torch.manual_seed(0)
+    model, images = Head().eval(), pictures(40, 1)
+    results = [
+        leanconv.accelerate(
+            model, list(images.split(size)), 2.0, skip=[], samples=samples, progress=False, refine="closed-form"
+        )
+        for size in (40, 16, 5)
+    ]
+    assert any(layer.name == "shared" for layer in results[0].layers)
+    with torch.no_grad():
+        whole, *others = [result.model(images) for result in results]
+    for other in others:
+        assert float((other - whole).norm() / whole.norm()) < 1e-4
+
+
 def test_seven_images_are_too_few_to_hold_one_out() -> None:
     assert parted(700, 7, alike=True) is None
     assert parted(700, 8, alike=True) is not None
@@ -231,7 +297,7 @@ def test_where_there_is_nothing_to_gain_little_is_lost(solver: str) -> None:
     with torch.no_grad():
         wanted = model(others)
         loss = [float((fit.model(others) - wanted).square().mean()) for fit in (plain, refined)]
-    assert loss[1] < 1.02 * loss[0]
+    assert loss[1] < 1.05 * loss[0]
 
 
 def test_the_linear_fits_share_is_weakened_where_there_is_more_to_change() -> None:

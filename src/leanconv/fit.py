@@ -17,6 +17,7 @@ from leanconv.solve import (
     Activation,
     Enough,
     LowRank,
+    Parts,
     Regression,
     ResponseSpace,
     SpatialFactors,
@@ -53,7 +54,7 @@ def fit_site(
     target: Responses,
     given: Responses,
     solver: Literal["linear", "nonlinear"],
-    parts: tuple[Tensor, Tensor] | None = None,
+    parts: Parts | None = None,
 ) -> Fit:
     """``target``: responses of the original. ``given``: those of ``probe``, to fit them from, at the same positions;
     the same object in the symmetric case. ``split``: the spatial factors the probe's filters are the product of, for
@@ -92,7 +93,7 @@ def _fit_halfway(
     target: Responses,
     given: Responses,
     solver: Literal["linear", "nonlinear"],
-    parts: tuple[Tensor, Tensor] | None,
+    parts: Parts | None,
 ) -> Fit:
     """The horizontal filters regressed on what they see, in place of mixtures Q^T H of the old ones: with ``given`` x
     (n x (d'' kw)), r(t) by r(s^ + P Q^T x + b), and Q is the new filters."""
@@ -117,12 +118,10 @@ def samples_needed(
     target: Responses,
     given: Responses,
     solver: Literal["linear", "nonlinear"],
-    images: int,
-    alike: bool,
+    parts: Parts,
 ) -> Enough | None:
     """How many of the samples ``fit_site`` needs: those its linear fit needs, which has the unknowns of the nonlinear
-    one. That learns from active responses alone, so it needs as many of these. They are from the ``images``, equally
-    many of each if ``alike``. None where there are too few to tell.
+    one. That learns from active responses alone, so it needs as many of these. None where there are too few to tell.
 
     Groups are looked at together: they are fitted to the same samples, and may need more or fewer.
     """
@@ -138,7 +137,7 @@ def samples_needed(
             # In the symmetric case that is PCA, also with a shortcut: the same is added to both.
             z = seen.y if seen is wanted else _wanted(wanted, seen)
             regressions.append(Regression(z, seen.y, probe.spaces[number]))
-    found = enough(regressions, _rank(site, choice), images=images, alike=alike)
+    found = enough(regressions, _rank(site, choice), parts)
     if found is None or not _through(site, solver):
         return found
     some = target.at(thinned(len(target.y), len(target.y) // 16).to(target.y.device))
@@ -183,14 +182,24 @@ def _solve(
     rank: int,
     r: Activation | None,
     space: ResponseSpace,
-    parts: tuple[Tensor, Tensor] | None,
+    parts: Parts | None,
 ) -> LowRank:
     """Through ``r``, or linearly. Responses with the shortcut added are fitted: r(s + y) by r(s^ + M y^ + b), s and s^
     zero without one."""
     if r is None and given is target:
         return pca(given.y, rank, space=space)
     if parts is not None:
-        return unseen(_whole(target), given.y, rank, r, parts=parts, addend=given.addend, space=space).map
+        fitted = unseen(
+            _whole(target),
+            given.y,
+            rank,
+            r,
+            parts=parts,
+            symmetric=given is target,
+            addend=given.addend,
+            space=space,
+        )
+        return fitted.map
     if r is not None:
         return nonlinear(_whole(target), given.y, rank, r, addend=given.addend, space=space).map
     return reduced_rank(_wanted(target, given), given.y, rank, space=space)

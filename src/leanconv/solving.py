@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 
-from torch import Tensor
-
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Samples
 from leanconv.engine import Engine
@@ -17,7 +15,7 @@ from leanconv.network.sites import Site
 from leanconv.progress import Solved
 from leanconv.ranks import Choice, Plan
 from leanconv.reconstruction import reconstructed
-from leanconv.solve import SpatialFactors, parted, thinned
+from leanconv.solve import Parts, SpatialFactors, parted, thinned
 
 
 @dataclass
@@ -114,37 +112,34 @@ class Solving:
         if probe is None:  # it only takes in the factor of another
             return Fit(Factors((), target.y.new_empty(0)), measure(self.takers[name].site, target, given))
         options, choice, enough = self.engine.options, self.plan[name], None
-        if options.samples == "auto":
-            target, given, enough = self._thinned(probe, choice, target, given)
-        parts = self._parts(probe, len(target.y)) if options.closed_form else None
+        alike, parts = self._alike(probe, len(target.y)), self._parts(probe, len(target.y))
+        if options.samples == "auto" and parts is not None:
+            target, given, parts, enough = self._thinned(probe, choice, target, given, parts)
+        # Which rows an image has must be known for sure: else they depend on how the images were cut into batches.
+        held_out = parts if options.closed_form and alike else None
         fit = fit_site(
-            probe, choice, self.splits.get(name), target=target, given=given, solver=options.solver, parts=parts
+            probe, choice, self.splits.get(name), target=target, given=given, solver=options.solver, parts=held_out
         )
         return with_changes(fit, enough=enough)
 
     def _thinned(
-        self, probe: Probe, choice: Choice, target: Responses, given: Responses
-    ) -> tuple[Responses, Responses, bool | None]:
+        self, probe: Probe, choice: Choice, target: Responses, given: Responses, parts: Parts
+    ) -> tuple[Responses, Responses, Parts, bool | None]:
         """As many of the samples as the site needs, and whether there were enough."""
-        rows = len(target.y)
-        needed = samples_needed(
-            probe,
-            choice,
-            target=target,
-            given=given,
-            solver=self.engine.options.solver,
-            images=self.engine.batches.images,
-            alike=self._alike(probe, rows),
-        )
+        rows, solver = len(target.y), self.engine.options.solver
+        needed = samples_needed(probe, choice, target=target, given=given, solver=solver, parts=parts)
         if needed is None:
-            return target, given, None
+            return target, given, parts, None
         if needed.rows == rows:
-            return target, given, needed.enough
+            return target, given, parts, needed.enough
         kept = thinned(rows, needed.rows).to(target.y.device)
         few = target.at(kept)
-        return few, few if given is target else given.at(kept), needed.enough
+        return few, few if given is target else given.at(kept), parts.at(kept, rows), needed.enough
 
-    def _parts(self, probe: Probe, rows: int) -> tuple[Tensor, Tensor] | None:
+    def _parts(self, probe: Probe, rows: int) -> Parts | None:
+        """None for a layer that runs on several maps: its rows are in their order, not in that of the images."""
+        if probe.site.calls > 1:
+            return None
         return parted(rows, self.engine.batches.images, alike=self._alike(probe, rows))
 
     def _alike(self, probe: Probe, rows: int) -> bool:

@@ -9,7 +9,7 @@ from leanconv.solve.enough import Enough, Regression, enough, thinned
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments
 from leanconv.solve.nonlinear import NonlinearFit, nonlinear
-from leanconv.solve.parts import parted
+from leanconv.solve.parts import Parts, parted
 from leanconv.solve.pca import pca, spectrum
 from leanconv.solve.reduced_rank import reduced_rank
 from leanconv.solve.space import ResponseSpace
@@ -22,6 +22,7 @@ __all__ = [
     "LowRank",
     "Moments",
     "NonlinearFit",
+    "Parts",
     "Regression",
     "ResponseSpace",
     "SpatialBasis",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments, chunks
-from leanconv.solve.parts import parted
+from leanconv.solve.parts import Parts
 from leanconv.solve.reduced_rank import Regressor, leading_subspace
 from leanconv.solve.space import ResponseSpace
 
@@ -54,18 +54,17 @@ class Enough:
         return replace(self, rows=min(wanted, most), enough=self.enough and wanted <= most)
 
 
-def enough(regressions: Sequence[Regression], rank: int, *, images: int, alike: bool = True) -> Enough | None:
+def enough(regressions: Sequence[Regression], rank: int, parts: Parts) -> Enough | None:
     """The smallest share of the rows after which doubling lowers the held-out error by less than ``TOLERANCE``.
 
-    ``regressions`` share their rows, in the order of the ``images``, and their rank; their squared errors add up.
-    ``alike``: every image has equally many. Not under ``FEWEST_ROWS``; None where there is too little to judge by.
+    ``regressions`` share their rows, of which ``parts`` are, and their rank; their squared errors add up. Not under
+    ``FEWEST_ROWS``; None where there are fewer.
 
     Every fit has the rows of the one before it, whose sums go on: cost n m (d + m) multiply-adds and O(d^3) a
     fit, less where few are enough: larger fits are not made then.
     """
     rows = len(regressions[0].y)
-    parts = parted(rows, images, alike=alike)
-    if rows < FEWEST_ROWS or parts is None:
+    if rows < FEWEST_ROWS:
         return None
     fitted, held = parts
     order = _drawn(len(fitted))

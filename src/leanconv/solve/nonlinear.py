@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -105,14 +106,25 @@ class Descent:
         *,
         addend: Tensor | None,
     ):
-        self.regressor = regressor
-        self.current = linear_start(target if addend is None else target - addend, y, rank, regressor)
-        self.iterations = 0
         self._target, self._y, self._addend, self._activation = target, y, addend, activation
+        self._rank = rank
         self._activated = activation(target)
         # Products with x are taken centred: subtracting the mean's share afterwards would leave its rounding behind.
         self._centred = regressor.coordinates - regressor.mean.to(y.dtype)
         self._y_mean = y.mean(0, dtype=torch.float64)
+        self._begin(regressor)
+
+    def restarted(self, regressor: Regressor) -> Descent:
+        """Another one on the same samples, with a regressor that differs in its ridge."""
+        other = copy(self)
+        other._begin(regressor)
+        return other
+
+    def _begin(self, regressor: Regressor) -> None:
+        wanted = self._target if self._addend is None else self._target - self._addend
+        self.regressor = regressor
+        self.current = linear_start(wanted, self._y, self._rank, regressor)
+        self.iterations = 0
         self._u = self.current.p.to(torch.float64)
 
     def sweep(self, weight: float, *, measure: bool) -> Tensor:

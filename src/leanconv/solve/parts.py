@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,25 @@ CYCLE = 64
 MARGIN = 2
 
 
-def parted(rows: int, images: int, *, alike: bool) -> tuple[Tensor, Tensor] | None:
-    """Rows to fit to and an eighth of them to hold out, both rising, which share no image; None with too few images.
+class Parts(NamedTuple):
+    """Row numbers, rising: to fit to, and held out. They share no image."""
 
-    Held out are images spread over all. Where they are not ``alike``, that is of equally many rows, whose a row is is
-    judged by the average, and the two sides share no image of up to ``MARGIN`` times as many rows.
+    fitted: Tensor
+    held: Tensor
+
+    def at(self, kept: Tensor, rows: int) -> Parts:
+        """Of ``kept`` ones of all ``rows``, counted anew."""
+        fitted, held = (torch.zeros(rows, dtype=torch.bool) for _ in self)
+        fitted[self.fitted] = held[self.held] = True
+        return Parts(*(torch.nonzero(part[kept.cpu()]).flatten() for part in (fitted, held)))
+
+
+def parted(rows: int, images: int, *, alike: bool) -> Parts | None:
+    """An eighth of the rows held out; None with too few images. Rows are in the order of their images.
+
+    Where images are ``alike``, of equally many rows, it is every eighth of them. Where they are not, whose a row is is
+    judged by the average: blocks of rows are held out, of up to eight images each, and the two sides share no image of
+    up to ``MARGIN`` times as many rows as the average.
     """
     if rows < images or images < FEWEST_IMAGES:
         return None
@@ -28,4 +44,4 @@ def parted(rows: int, images: int, *, alike: bool) -> tuple[Tensor, Tensor] | No
     block = margin + cycle // EACH
     held = (place >= margin) & (place < block)
     fitted = place >= block + margin
-    return torch.nonzero(fitted).flatten(), torch.nonzero(held).flatten()
+    return Parts(torch.nonzero(fitted).flatten(), torch.nonzero(held).flatten())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +13,7 @@ from leanconv.solve.device import Number
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments
 from leanconv.solve.nonlinear import Descent, squared_error
+from leanconv.solve.parts import Parts
 from leanconv.solve.reduced_rank import Regressor, linear_start
 from leanconv.solve.space import ResponseSpace
 from leanconv.solve.strength import Rows, strength
@@ -48,7 +50,8 @@ def unseen(
     rank: int,
     activation: Activation | None,
     *,
-    parts: tuple[Tensor, Tensor],
+    parts: Parts,
+    symmetric: bool = False,
     addend: Tensor | None = None,
     space: ResponseSpace | None = None,
 ) -> UnseenFit:
@@ -57,7 +60,8 @@ def unseen(
     Behind a ReLU only active responses say anything: in a deep layer one of ten, from a few hundred images. A solver
     that goes on until the samples are matched gets worse on other images. ``parts``: rows to fit to and rows held out,
     of other images, which choose the weight of pseudo-samples whose response is their target (a ridge towards the
-    layer as it is) and when to stop. With these, everything is then fitted to all rows.
+    layer as it is) and when to stop. With these, everything is then fitted to all rows. ``symmetric``: the target is
+    ``y`` and what is added to it, so that a linear fit has nothing to correct, and nothing to say about a ridge.
 
     Cost: that of two ``nonlinear`` of as many iterations, up to three times ``HEAT`` more, and a few O(m^3).
     """
@@ -65,50 +69,61 @@ def unseen(
     fitted, held = (part.to(y.device) for part in parts)
     neither = torch.ones(len(y), dtype=torch.bool, device=y.device)
     neither[fitted] = neither[held] = False
-    # In this order both are slices: no second copies of them.
+    # Copied once into this order, both parts are slices of everything.
     order = torch.cat([fitted, torch.nonzero(neither).flatten(), held])
     few, rest = slice(0, len(fitted)), slice(len(fitted), len(y))
     last = slice(len(y) - len(held), len(y))
-    symmetric = target is y
+    alike = target is y
     y, space = y[order], space.at(order)
-    target = y if symmetric else target[order]
+    target = y if alike else target[order]
     addend = None if addend is None else addend[order]
     x = space.coordinates(y)
     moments = Moments.of(x[few])
-    wanted = target if addend is None else target - addend
     share = 0.0
-    if not symmetric:  # where a linear fit has nothing to correct, and so nothing to say
+    if not symmetric:
+        wanted = target if addend is None else target - addend
         seen, not_seen = (Rows(wanted[part], y[part], x[part]) for part in (few, last))
         share = strength(seen, not_seen, moments, space.prior)
+        del wanted, seen, not_seen
     everything = moments.joined(Moments.of(x[rest]))
     if activation is None:
         whole = Regressor.with_moments(everything, x, replace(space, share=share))
+        wanted = target if addend is None else target - addend
         return UnseenFit(whole.on_responses(linear_start(wanted, y, rank, whole)), 0, share, ())
 
-    held_out = _HeldOut(activation(target[last]), x[last], None if addend is None else addend[last], activation)
+    def added(part: slice) -> Tensor | None:
+        return None if addend is None else addend[part]
 
-    def begun(share: float) -> _Trial:
-        regressor = Regressor.with_moments(moments, x[few], replace(space, share=share))
-        addend_few = None if addend is None else addend[few]
-        return _Trial(share, Descent(target[few], y[few], rank, activation, regressor, addend=addend_few), held_out)
+    def regressor(share: float) -> Regressor:
+        return Regressor.with_moments(moments, x[few], replace(space, share=share))
 
-    best = begun(share)
+    begun = Descent(target[few], y[few], rank, activation, regressor(share), addend=added(few))
+    held_out = _HeldOut(activation(target[last]), x[last], added(last), activation)
+    best = _best(begun, held_out, regressor, [share, *_weaker(share, moments.least_share)])
+    errors, share = best.errors, best.share
+    iterations = min(range(len(errors)), key=errors.__getitem__)
+    del begun, best
+    whole = Regressor.with_moments(everything, x, replace(space, share=share))
+    final = Descent(target, y, rank, activation, whole, addend=addend)
+    for step in range(iterations):
+        final.sweep(WEIGHT, measure=False)
+        final.advance(exact=step == iterations - 1)
+    return UnseenFit(whole.on_responses(final.current), iterations, share, errors)
+
+
+def _best(
+    begun: Descent, held_out: _HeldOut, regressor: Callable[[float], Regressor], shares: Sequence[float]
+) -> _Trial:
+    """The trial of one of the ``shares``, gone to its end. ``begun``: the descent with the first of them."""
+    best = _Trial(shares[0], begun, held_out)
     best.go(HEAT)
-    for weaker in _weaker(share, moments.least_share):
-        other = begun(weaker)
+    for share in shares[1:]:
+        other = _Trial(share, begun.restarted(regressor(share)), held_out)
         other.go(HEAT)
         if min(other.errors) < min(best.errors):
             best = other
     best.go(ITERATIONS)
-    errors, share = best.errors, best.share
-    iterations = min(range(len(errors)), key=errors.__getitem__)
-    del best, begun
-    whole = Regressor.with_moments(everything, x, replace(space, share=share))
-    final = Descent(target, y, rank, activation, whole, addend=addend)
-    for _ in range(iterations):
-        final.sweep(WEIGHT, measure=False)
-        final.advance()
-    return UnseenFit(whole.on_responses(final.current), iterations, share, errors)
+    return best
 
 
 def _weaker(share: float, least: float) -> list[float]:
