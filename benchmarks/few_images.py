@@ -27,8 +27,8 @@ def markdown(cells: list[dict[str, Any]]) -> str:
     """A row for every number of images, seeds together."""
     lines = [
         f"`python benchmarks/few_images.py` on {cells[0]['machine']}. VGG-16 at {cells[0]['speedup']:g}x, 3d, by "
-        "number of calibration images: increase of the top-5 error in points, KL from the original's outputs, medians over "
-        f"{len({cell['seed'] for cell in cells})} draws.",
+        "number of calibration images: increase of the top-5 error in points, KL from the original's outputs; medians "
+        f"over {len({cell['seed'] for cell in cells})} draws.",
         "",
         "| images | the paper's fit | KL | closed form | KL |",
         "|---|---|---|---|---|",
