@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import leanconv
 from leanconv.solve import Moments, ResponseSpace, activation, nonlinear, parted, reduced_rank, unseen
 from leanconv.solve.nonlinear import Descent
-from leanconv.solve.reduced_rank import Regressor
-from leanconv.solve.strength import SHARES, Rows, strength
+from leanconv.solve.reduced_rank import Differences, Regressor
+from leanconv.solve.strength import SHARES, Sums, strength
 from leanconv.solve.unseen import WEIGHT
 
 relu = activation("relu")
@@ -46,8 +46,8 @@ def test_the_share_is_the_best_of_all_by_regression_one_by_one() -> None:
         fitted, held = parted(len(y), images, alike=True)
         filters = torch.randn(24, 24, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
         prior = filters @ filters.T
-        moments = Moments.of(y[fitted])
-        found = strength(Rows(*3 * [y[fitted]])._replace(z=target[fitted]), _rows(target, y, held), moments, prior)
+        mean = y[fitted].mean(0)
+        found = strength(*(_sums(target[part], y[part], mean) for part in (fitted, held)), prior)
         errors = {}
         for share in (0.0, *SHARES):
             space = ResponseSpace(prior, None, share=share)
@@ -58,8 +58,8 @@ def test_the_share_is_the_best_of_all_by_regression_one_by_one() -> None:
     assert len(chosen) >= 4  # it depends on the samples
 
 
-def _rows(target: Tensor, y: Tensor, rows: Tensor) -> Rows:
-    return Rows(target[rows], y[rows], y[rows])
+def _sums(target: Tensor, y: Tensor, mean: Tensor) -> Sums:
+    return Sums(Moments.of(y), Differences.of(target, y, y, mean))
 
 
 def test_pseudo_samples_of_a_share_are_a_ridge_towards_the_layer_as_it_is() -> None:
@@ -144,17 +144,25 @@ def test_a_ridge_does_not_decide_which_directions_a_rank_is_worth() -> None:
     torch.testing.assert_close(found(y), centred @ (u @ u.T @ full).T + target.mean(0), rtol=1e-3, atol=1e-3)
 
 
-def test_rows_that_go_to_neither_side_are_fitted_to_in_the_end() -> None:
+def test_without_an_activation_it_is_a_ridge_regression_on_all_samples() -> None:
     target, y = layer(128)
-    fitted, held = parted(len(y), 128, alike=False)
-    assert len(fitted) + len(held) < len(y)
-    linear = unseen(target, y, 24, None, parts=(fitted, held))
-    whole = reduced_rank(
-        target, y, 24, space=ResponseSpace(torch.eye(24, dtype=torch.float64), None, share=linear.share)
-    )
-    torch.testing.assert_close(linear.map(y), whole(y))
+    linear = unseen(target, y, 24, None, parts=parted(len(y), 128, alike=True))
+    space = ResponseSpace(torch.eye(24, dtype=torch.float64), None, share=linear.share)
+    torch.testing.assert_close(linear.map(y), reduced_rank(target, y, 24, space=space)(y))
     assert linear.iterations == 0
     assert linear.errors == ()
+
+
+def test_the_differences_of_two_parts_are_those_of_the_whole() -> None:
+    target, y = layer(20)
+    mean = y.mean(0)
+    for cut in (1, 77, 599):
+        parts = [
+            Differences.of(target[part], y[part], y[part], y[:cut].mean(0)) for part in (slice(cut), slice(cut, 600))
+        ]
+        joined, whole = parts[0].joined(parts[1], mean), Differences.of(target, y, y, mean)
+        torch.testing.assert_close(joined.by_x, whole.by_x)
+        torch.testing.assert_close(joined.total, whole.total)
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "shortcut", "inputs", "narrow", "float32"])

@@ -85,8 +85,8 @@ def accelerate(
         part: path of the module to accelerate, for example ``"backbone"``; only its MACs count then.
         refine: ``"closed-form"`` (3d, channel) holds out an eighth of the images while a layer is fitted, and lets them
             say how far to trust the others; of 3d the (1 x k, d') filters are fitted freely to what they see in the
-            accelerated network, in place of mixtures of the old ones. Better on images not seen, the solve at most
-            twice as long.
+            accelerated network, in place of mixtures of the old ones. Better on images not seen; the solve
+            takes up to about twice as long.
             ``"distill"`` (any scheme) does so and then trains the network on the images, without labels, to have the
             original's feature maps: on a tenth of them it is judged, and the best that was seen there is kept. Much
             longer; how it went is in ``result.training``.

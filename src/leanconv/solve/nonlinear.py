@@ -13,7 +13,7 @@ from leanconv.solve.activations import Activation
 from leanconv.solve.device import Number, quick_products
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import chunks
-from leanconv.solve.reduced_rank import Regressor, leading_subspace, linear_start
+from leanconv.solve.reduced_rank import Differences, Regressor, leading_subspace, linear_from
 from leanconv.solve.space import ResponseSpace
 
 # (lambda, iterations): the paper's continuation.
@@ -105,13 +105,19 @@ class Descent:
         regressor: Regressor,
         *,
         addend: Tensor | None,
+        sums: Differences | None = None,
     ):
+        """``sums``: those of target - addend and ``y`` around the regressor's mean, where they are at hand."""
         self._target, self._y, self._addend, self._activation = target, y, addend, activation
         self._rank = rank
         self._activated = activation(target)
         # Products with x are taken centred: subtracting the mean's share afterwards would leave its rounding behind.
         self._centred = regressor.coordinates - regressor.mean.to(y.dtype)
         self._y_mean = y.mean(0, dtype=torch.float64)
+        if sums is None:
+            wanted = target if addend is None else target - addend
+            sums = Differences.of(wanted, y, regressor.coordinates, regressor.mean)
+        self._sums = sums
         self._begin(regressor)
 
     def restarted(self, regressor: Regressor) -> Descent:
@@ -121,9 +127,8 @@ class Descent:
         return other
 
     def _begin(self, regressor: Regressor) -> None:
-        wanted = self._target if self._addend is None else self._target - self._addend
         self.regressor = regressor
-        self.current = linear_start(wanted, self._y, self._rank, regressor)
+        self.current = linear_from(self._sums, self._y, self._rank, regressor)
         self.iterations = 0
         self._u = self.current.p.to(torch.float64)
 

@@ -101,19 +101,38 @@ def reduced_rank(z: Tensor, y: Tensor, rank: int, *, space: ResponseSpace | None
 
 def linear_start(z: Tensor, y: Tensor, rank: int, regressor: Regressor) -> LowRank:
     """``reduced_rank`` with the regressor of ``y`` at hand: a map of its coordinates."""
-    by_x, difference = differences(z, y, regressor.coordinates, regressor.mean)
-    u = leading_subspace(regressor.whitened(by_x), rank)
-    z_mean = (y.sum(0, dtype=torch.float64) + difference) / max(len(y), 1)
-    return regressor.solution(u, by_x, z_mean, y.dtype)
+    return linear_from(Differences.of(z, y, regressor.coordinates, regressor.mean), y, rank, regressor)
 
 
-def differences(z: Tensor, y: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """sum (z - y)(x - mean)^T (d x m) and sum (z - y) (d), float64."""
-    by_x = torch.zeros(y.shape[1], len(mean), dtype=torch.float64, device=y.device)
-    total = torch.zeros(y.shape[1], dtype=torch.float64, device=y.device)
-    if z is not y:
-        for rows in chunks(len(y), y.device):
-            difference = z[rows].to(torch.float64) - y[rows]
-            total += difference.sum(0)
-            by_x.addmm_(difference.T, x[rows].to(torch.float64) - mean)
-    return by_x, total
+def linear_from(sums: Differences, y: Tensor, rank: int, regressor: Regressor) -> LowRank:
+    """``linear_start`` with the ``sums`` at hand: a ridge is in the regressor alone."""
+    u = leading_subspace(regressor.whitened(sums.by_x), rank)
+    z_mean = (y.sum(0, dtype=torch.float64) + sums.total) / max(len(y), 1)
+    return regressor.solution(u, sums.by_x, z_mean, y.dtype)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What a regression of z on y needs beside the moments of x: sum (z - y)(x - mean)^T (d x m) and sum (z - y) (d),
+    float64. ``mean``: what was subtracted, that of all x or of some."""
+
+    mean: Tensor
+    by_x: Tensor
+    total: Tensor
+
+    @classmethod
+    def of(cls, z: Tensor, y: Tensor, x: Tensor, mean: Tensor) -> Differences:
+        """Cost n d m multiply-adds in float64, none where z is y."""
+        by_x = torch.zeros(y.shape[1], len(mean), dtype=torch.float64, device=y.device)
+        total = torch.zeros(y.shape[1], dtype=torch.float64, device=y.device)
+        if z is not y:
+            for rows in chunks(len(y), y.device):
+                difference = z[rows].to(torch.float64) - y[rows]
+                total += difference.sum(0)
+                by_x.addmm_(difference.T, x[rows].to(torch.float64) - mean)
+        return cls(mean, by_x, total)
+
+    def joined(self, other: Differences, mean: Tensor) -> Differences:
+        """Those of the samples of both, around ``mean``."""
+        parts = [one.by_x + torch.outer(one.total, one.mean - mean) for one in (self, other)]
+        return Differences(mean, parts[0] + parts[1], self.total + other.total)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from leanconv.solve.moments import Moments, chunks, unit
-from leanconv.solve.reduced_rank import differences
+from leanconv.solve.moments import Moments, unit
+from leanconv.solve.reduced_rank import Differences
 
 # Shares of the mean variance that are tried.
 SHARES = tuple(10.0 ** (half / 2) for half in range(-10, 3))
@@ -17,17 +17,16 @@ SHARES = tuple(10.0 ** (half / 2) for half in range(-10, 3))
 ANYWHERE = 1e-6
 
 
-class Rows(NamedTuple):
-    """Samples of a regression of ``z`` (n x d), the sum of ``y`` and a map of ``x`` (n x m)."""
+class Sums(NamedTuple):
+    """Of samples of a regression of z on y, the differences around the mean of those fitted to."""
 
-    z: Tensor
-    y: Tensor
-    x: Tensor
+    moments: Moments  # of the coordinates x
+    differences: Differences
 
 
-def strength(fitted: Rows, held: Rows, moments: Moments, prior: Tensor) -> float:
-    """The share of pseudo-samples, of scatter ``prior`` up to scale, with which the regression on ``fitted`` is closest
-    to the z of ``held``. One of ``SHARES``, or 0: as few as there are in any case. ``moments``: of the x fitted to.
+def strength(fitted: Sums, held: Sums, prior: Tensor) -> float:
+    """The share of pseudo-samples, of scatter ``prior`` up to scale, with which the regression on samples ``fitted`` to
+    is closest to the z of those ``held`` out. One of ``SHARES``, or 0: as few as there are in any case.
 
     With S the scatter of x and R that of the pseudo-samples, whose response is their target, the fit at share mu is
     y + mean(z - y) + K (x - mean), K = D (S + mu R)^-1, D = sum (z - y)(x - mean)^T. In coordinates W in which R is
@@ -35,20 +34,17 @@ def strength(fitted: Rows, held: Rows, moments: Moments, prior: Tensor) -> float
     the rows held out is, up to a constant, the quadratic form w^T Q w - 2 a^T w in w = 1 / (s + mu) with
     Q = ((D W)^T D W) * (W^T S_held W) and a = diag((D W)^T D_held W).
 
-    Cost: m d multiply-adds a row, m (m + d) a row held out, and O(m^2 (m + d)).
+    Cost: O(m^2 (m + d)).
     """
+    moments, mean = fitted.moments, fitted.moments.mean
     variance = float(moments.scatter.diagonal().mean())
     if not variance > 0:
         return 0.0
-    by_x, total = differences(*fitted, moments.mean)
-    held_by_x, _ = differences(*held, moments.mean)
-    away = torch.zeros_like(moments.mean)
-    scatter = torch.zeros_like(moments.scatter)
-    for rows in chunks(len(held.x), held.x.device):
-        centred = held.x[rows].to(torch.float64) - moments.mean
-        away += centred.sum(0)
-        scatter.addmm_(centred.T, centred)
-    held_by_x -= torch.outer(total / moments.count, away)
+    away = held.moments.mean - mean
+    scatter = held.moments.scatter + held.moments.count * torch.outer(away, away)
+    by_x = fitted.differences.by_x
+    offset = fitted.differences.total / moments.count
+    held_by_x = held.differences.by_x - torch.outer(offset, held.moments.count * away)
 
     prior = unit(prior) + ANYWHERE * torch.eye(len(prior), dtype=torch.float64, device=prior.device)
     inverse = torch.linalg.inv(torch.linalg.cholesky(variance * prior))

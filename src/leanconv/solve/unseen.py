@@ -14,12 +14,12 @@ from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments
 from leanconv.solve.nonlinear import Descent, squared_error
 from leanconv.solve.parts import Parts
-from leanconv.solve.reduced_rank import Regressor, linear_start
+from leanconv.solve.reduced_rank import Differences, Regressor, linear_from
 from leanconv.solve.space import ResponseSpace
-from leanconv.solve.strength import Rows, strength
+from leanconv.solve.strength import Sums, strength
 
-# lambda of the z-step. Where there is noise to learn it matters how far one goes, not on which way: in conv5_2 of
-# VGG-16 the least errors on other images at 0.3, 1 and 3 are within two thousandths. 0.3 takes the fewest iterations.
+# lambda of the z-step. Where there is noise to learn it matters how far one goes and hardly on which way (0.3, 1 and 3
+# were tried); 0.3 takes the fewest iterations.
 WEIGHT = 0.3
 ITERATIONS = 50  # at most
 
@@ -58,57 +58,75 @@ def unseen(
     """``nonlinear``, or ``reduced_rank`` where ``activation`` is None, that does not fit the noise of its samples.
 
     Behind a ReLU only active responses say anything: in a deep layer one of ten, from a few hundred images. A solver
-    that goes on until the samples are matched gets worse on other images. ``parts``: rows to fit to and rows held out,
-    of other images, which choose the weight of pseudo-samples whose response is their target (a ridge towards the
-    layer as it is) and when to stop. With these, everything is then fitted to all rows. ``symmetric``: the target is
-    ``y`` and what is added to it, so that a linear fit has nothing to correct, and nothing to say about a ridge.
+    that goes on until the samples are matched gets worse on other images. ``parts``: rows to fit to and all the others,
+    of other images. These choose the weight of pseudo-samples whose response is their target (a ridge towards the layer
+    as it is) and when to stop. With both, everything is then fitted to all rows. ``symmetric``: the target is ``y`` and
+    what is added to it, so that a linear fit has nothing to correct, and nothing to say about a ridge.
 
     Cost: that of two ``nonlinear`` of as many iterations, up to three times ``HEAT`` more, and a few O(m^3).
     """
     space = space or ResponseSpace.anywhere(y)
-    fitted, held = (part.to(y.device) for part in parts)
-    neither = torch.ones(len(y), dtype=torch.bool, device=y.device)
-    neither[fitted] = neither[held] = False
     # Copied once into this order, both parts are slices of everything.
-    order = torch.cat([fitted, torch.nonzero(neither).flatten(), held])
-    few, rest = slice(0, len(fitted)), slice(len(fitted), len(y))
-    last = slice(len(y) - len(held), len(y))
-    alike = target is y
+    order = torch.cat(parts).to(y.device)
+    assert len(order) == len(y)
+    few, held = slice(0, len(parts.fitted)), slice(len(parts.fitted), len(y))
+    same = target is y
     y, space = y[order], space.at(order)
-    target = y if alike else target[order]
+    target = y if same else target[order]
     addend = None if addend is None else addend[order]
     x = space.coordinates(y)
-    moments = Moments.of(x[few])
-    share = 0.0
-    if not symmetric:
-        wanted = target if addend is None else target - addend
-        seen, not_seen = (Rows(wanted[part], y[part], x[part]) for part in (few, last))
-        share = strength(seen, not_seen, moments, space.prior)
-        del wanted, seen, not_seen
-    everything = moments.joined(Moments.of(x[rest]))
+
+    sums = _sums(target, y, x, addend, (few, held))
+    share = 0.0 if symmetric else strength(*sums, space.prior)
+    everything = sums[0].moments.joined(sums[1].moments)
+    differences = sums[0].differences.joined(sums[1].differences, everything.mean)
+
+    def regressor(part: slice, moments: Moments, share: float) -> Regressor:
+        return Regressor.with_moments(moments, x[part], replace(space, share=share))
+
     if activation is None:
-        whole = Regressor.with_moments(everything, x, replace(space, share=share))
-        wanted = target if addend is None else target - addend
-        return UnseenFit(whole.on_responses(linear_start(wanted, y, rank, whole)), 0, share, ())
+        whole = regressor(slice(None), everything, share)
+        return UnseenFit(whole.on_responses(linear_from(differences, y, rank, whole)), 0, share, ())
 
     def added(part: slice) -> Tensor | None:
         return None if addend is None else addend[part]
 
-    def regressor(share: float) -> Regressor:
-        return Regressor.with_moments(moments, x[few], replace(space, share=share))
-
-    begun = Descent(target[few], y[few], rank, activation, regressor(share), addend=added(few))
-    held_out = _HeldOut(activation(target[last]), x[last], added(last), activation)
-    best = _best(begun, held_out, regressor, [share, *_weaker(share, moments.least_share)])
+    moments = sums[0].moments
+    begun = Descent(
+        target[few],
+        y[few],
+        rank,
+        activation,
+        regressor(few, moments, share),
+        addend=added(few),
+        sums=sums[0].differences,
+    )
+    best = _best(
+        begun,
+        _HeldOut(activation(target[held]), x[held], added(held), activation),
+        lambda share: regressor(few, moments, share),
+        [share, *_weaker(share, moments.least_share)],
+    )
     errors, share = best.errors, best.share
     iterations = min(range(len(errors)), key=errors.__getitem__)
     del begun, best
-    whole = Regressor.with_moments(everything, x, replace(space, share=share))
-    final = Descent(target, y, rank, activation, whole, addend=addend)
+    whole = regressor(slice(None), everything, share)
+    final = Descent(target, y, rank, activation, whole, addend=addend, sums=differences)
     for step in range(iterations):
         final.sweep(WEIGHT, measure=False)
         final.advance(exact=step == iterations - 1)
     return UnseenFit(whole.on_responses(final.current), iterations, share, errors)
+
+
+def _sums(target: Tensor, y: Tensor, x: Tensor, addend: Tensor | None, parts: tuple[slice, slice]) -> tuple[Sums, Sums]:
+    """Of the rows fitted to and those held out."""
+    wanted = target if addend is None else target - addend
+    few, held = (Moments.of(x[part]) for part in parts)
+    found = []
+    for moments, part in zip((few, held), parts, strict=True):
+        seen = y[part]
+        found.append(Sums(moments, Differences.of(seen if wanted is y else wanted[part], seen, x[part], few.mean)))
+    return found[0], found[1]
 
 
 def _best(
