@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import leanconv
-from leanconv.solve import Moments, ResponseSpace, activation, nonlinear, parted, reduced_rank, unseen
+from leanconv.solve import ResponseSpace, activation, nonlinear, parted, reduced_rank, unseen
 from leanconv.solve.nonlinear import Descent
-from leanconv.solve.reduced_rank import Differences, Regressor
-from leanconv.solve.strength import SHARES, Sums, strength
+from leanconv.solve.reduced_rank import Regressor
+from leanconv.solve.strength import SHARES, strength
+from leanconv.solve.sums import Sums
 from leanconv.solve.unseen import WEIGHT
 
 relu = activation("relu")
@@ -46,8 +47,7 @@ def test_the_share_is_the_best_of_all_by_regression_one_by_one() -> None:
         fitted, held = parted(len(y), images, alike=True)
         filters = torch.randn(24, 24, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
         prior = filters @ filters.T
-        mean = y[fitted].mean(0)
-        found = strength(*(_sums(target[part], y[part], mean) for part in (fitted, held)), prior)
+        found = strength(*(Sums.of(target[part], y[part], y[part]) for part in (fitted, held)), prior)
         errors = {}
         for share in (0.0, *SHARES):
             space = ResponseSpace(prior, None, share=share)
@@ -56,10 +56,6 @@ def test_the_share_is_the_best_of_all_by_regression_one_by_one() -> None:
         assert errors[found] == pytest.approx(min(errors.values()), rel=1e-6)
         chosen.add(found)
     assert len(chosen) >= 4  # it depends on the samples
-
-
-def _sums(target: Tensor, y: Tensor, mean: Tensor) -> Sums:
-    return Sums(Moments.of(y), Differences.of(target, y, y, mean))
 
 
 def test_pseudo_samples_of_a_share_are_a_ridge_towards_the_layer_as_it_is() -> None:
@@ -75,13 +71,19 @@ def test_pseudo_samples_of_a_share_are_a_ridge_towards_the_layer_as_it_is() -> N
     assert previous < 1e-4
 
 
-def test_the_moments_of_two_parts_are_those_of_the_whole() -> None:
-    _, y = layer(20)
-    for cut in (0, 1, 77, len(y)):
-        whole, joined = Moments.of(y), Moments.of(y[:cut]).joined(Moments.of(y[cut:]))
-        assert joined.count == whole.count
-        torch.testing.assert_close(joined.mean, whole.mean)
-        torch.testing.assert_close(joined.scatter, whole.scatter)
+@pytest.mark.parametrize("cut", [1, 77, 599])
+def test_the_sums_of_two_parts_are_those_of_the_whole(cut: int) -> None:
+    target, y = layer(20)
+    one, two = (Sums.of(target[part], y[part], y[part]) for part in (slice(cut), slice(cut, 600)))
+    joined, whole = one.joined(two), Sums.of(target, y, y)
+    assert joined.moments.count == whole.moments.count
+    for found, wanted in (
+        (joined.moments.mean, whole.moments.mean),
+        (joined.moments.scatter, whole.moments.scatter),
+        (joined.by_x, whole.by_x),
+        (joined.z_mean, target.mean(0)),
+    ):
+        torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("images", [40, 80])
@@ -121,7 +123,9 @@ def test_what_is_returned_is_fitted_to_all_samples_as_was_chosen(adds: bool) -> 
     target = target + addend if adds else target
     found = unseen(target, y, 8, relu, parts=parted(len(y), 40, alike=True), addend=addend if adds else None)
     space = ResponseSpace(torch.eye(24, dtype=torch.float64), None, share=found.share)
-    by_hand = Descent(target, y, 8, relu, Regressor.of(y, space), addend=addend if adds else None)
+    sums = Sums.of(target - addend if adds else target, y, y)
+    regressor = Regressor.with_moments(sums.moments, y, space)
+    by_hand = Descent(target, y, 8, relu, regressor, sums, addend=addend if adds else None)
     for step in range(found.iterations):
         by_hand.sweep(WEIGHT, measure=False)
         by_hand.advance(exact=step == found.iterations - 1)
@@ -151,18 +155,6 @@ def test_without_an_activation_it_is_a_ridge_regression_on_all_samples() -> None
     torch.testing.assert_close(linear.map(y), reduced_rank(target, y, 24, space=space)(y))
     assert linear.iterations == 0
     assert linear.errors == ()
-
-
-def test_the_differences_of_two_parts_are_those_of_the_whole() -> None:
-    target, y = layer(20)
-    mean = y.mean(0)
-    for cut in (1, 77, 599):
-        parts = [
-            Differences.of(target[part], y[part], y[part], y[:cut].mean(0)) for part in (slice(cut), slice(cut, 600))
-        ]
-        joined, whole = parts[0].joined(parts[1], mean), Differences.of(target, y, y, mean)
-        torch.testing.assert_close(joined.by_x, whole.by_x)
-        torch.testing.assert_close(joined.total, whole.total)
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "shortcut", "inputs", "narrow", "float32"])

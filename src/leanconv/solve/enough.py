@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from leanconv.solve.low_rank import LowRank
-from leanconv.solve.moments import Moments, chunks
+from leanconv.solve.moments import chunks
 from leanconv.solve.parts import Parts
-from leanconv.solve.reduced_rank import Regressor, leading_subspace
+from leanconv.solve.reduced_rank import Regressor, linear
 from leanconv.solve.space import ResponseSpace
+from leanconv.solve.sums import Sums
 
 # Twice the samples help where they lower the error on unseen images by this share of it.
 TOLERANCE = 0.01
@@ -68,15 +68,15 @@ def enough(regressions: Sequence[Regression], rank: int, parts: Parts) -> Enough
         return None
     fitted, held = parts
     order = _drawn(len(fitted))
-    fits = [_Sums(one, fitted[order < STEPS[0]]) for one in regressions]
     size = sum(float(torch.linalg.vector_norm(one.z[held], dtype=torch.float64)) ** 2 for one in regressions)
     curve: list[tuple[int, float]] = []
+    sums: list[Sums] = []
     for before, step in zip((0, *STEPS), STEPS, strict=False):
-        new = fitted[(order >= before) & (order < step)]
-        for one in fits:
-            one.add(new)
-        error = (sum(one.squared_error(rank, held) for one in fits) / size) ** 0.5 if size else 0.0
-        curve.append((fits[0].count, error))
+        more = [_sums(one, fitted[(order >= before) & (order < step)]) for one in regressions]
+        sums = [one.joined(new) for one, new in zip(sums, more, strict=True)] if sums else more
+        pairs = zip(regressions, sums, strict=True)
+        error = (sum(_squared_error(*pair, rank, held) for pair in pairs) / size) ** 0.5 if size else 0.0
+        curve.append((sums[0].moments.count, error))
         last = curve[-2][1] if before else float("inf")
         if last < NEGLIGIBLE or last - error < TOLERANCE * last:
             return Enough(max(rows * before // STEPS[-1], FEWEST_ROWS), tuple(curve), True)
@@ -98,64 +98,19 @@ def _drawn(rows: int) -> Tensor:
     return order.flatten()[:rows]
 
 
-class _Sums:
-    """Sums over samples that a reduced-rank regression is made of, taken around the mean of the ``first`` ones: what
-    the mean of more is away from it is small, and is subtracted without loss of digits."""
+def _sums(of: Regression, rows: Tensor) -> Sums:
+    rows = rows.to(of.y.device)
+    y = of.y[rows]
+    return Sums.of(y if of.z is of.y else of.z[rows], y, of.space.at(rows).coordinates(y))
 
-    def __init__(self, regression: Regression, first: Tensor):
-        self._of = regression
-        like = regression.y
-        d, m = like.shape[1], len(regression.space.prior)
 
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.float64, device=like.device)
-
-        self.count = 0
-        self._x, self._z, self._difference = zeros(m), zeros(d), zeros(d)
-        self._xx, self._difference_by_x = zeros(m, m), zeros(d, m)
-        centre = zeros(m)
-        for rows in self._chunks(first):
-            centre += self._coordinates(rows).sum(0, dtype=torch.float64)
-        self._centre = (centre / len(first)).to(like.dtype)
-
-    def add(self, rows: Tensor) -> None:
-        """Sums of chunks are in float64; products of the short chunks of a CPU in the dtype of the samples."""
-        z, y = self._of.z, self._of.y
-        for part in self._chunks(rows):
-            x = self._coordinates(part) - self._centre
-            self._x += x.sum(0, dtype=torch.float64)
-            exact = x if x.device.type == "cpu" else x.to(torch.float64)
-            self._xx += exact.T @ exact
-            wanted = z[part]
-            self._z += wanted.sum(0, dtype=torch.float64)
-            if z is not y:
-                difference = wanted - y[part]
-                self._difference += difference.sum(0, dtype=torch.float64)
-                self._difference_by_x += difference.T @ x
-        self.count += len(rows)
-
-    def squared_error(self, rank: int, held: Tensor) -> float:
-        """Of the fit to all rows added, on rows ``held`` out: sum ||z - (M x + b)||^2."""
-        fitted, total = self._fit(rank), 0.0
-        for rows in self._chunks(held):
-            left = fitted(self._coordinates(rows)) - self._of.z[rows]
-            total += float(torch.linalg.vector_norm(left, dtype=torch.float64)) ** 2
-        return total
-
-    def _fit(self, rank: int) -> LowRank:
-        """A map of the coordinates x, as ``linear_start`` makes it."""
-        space, dtype, n = self._of.space, self._of.y.dtype, self.count
-        mean = self._centre.to(torch.float64) + self._x / n
-        moments = Moments(n, mean, self._xx - torch.outer(self._x, self._x) / n)
-        nobody = torch.empty(0, len(mean), dtype=dtype)  # coordinates are made where they are looked at
-        regressor = Regressor.with_moments(moments, nobody, space)
-        by_x = self._difference_by_x - torch.outer(self._difference, self._x) / n
-        u = leading_subspace(regressor.whitened(by_x), rank)
-        return regressor.solution(u, by_x, self._z / n, dtype)
-
-    def _coordinates(self, rows: Tensor) -> Tensor:
-        return self._of.space.at(rows).coordinates(self._of.y[rows])
-
-    def _chunks(self, rows: Tensor) -> list[Tensor]:
-        device = self._of.y.device
-        return [rows[span].to(device) for span in chunks(len(rows), device)]
+def _squared_error(of: Regression, sums: Sums, rank: int, held: Tensor) -> float:
+    """Of the fit to the samples of ``sums``, on rows ``held`` out: sum ||z - (M x + b)||^2."""
+    nobody = torch.empty(0, len(of.space.prior), dtype=of.y.dtype)  # coordinates are made where they are looked at
+    fitted = linear(sums, rank, Regressor.with_moments(sums.moments, nobody, of.space), of.y.dtype)
+    total = 0.0
+    for span in chunks(len(held), of.y.device):
+        rows = held[span].to(of.y.device)
+        left = fitted(of.space.at(rows).coordinates(of.y[rows])) - of.z[rows]
+        total += float(torch.linalg.vector_norm(left, dtype=torch.float64)) ** 2
+    return total

@@ -13,8 +13,9 @@ from leanconv.solve.activations import Activation
 from leanconv.solve.device import Number, quick_products
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import chunks
-from leanconv.solve.reduced_rank import Differences, Regressor, leading_subspace, linear_from
+from leanconv.solve.reduced_rank import Regressor, leading_subspace, linear
 from leanconv.solve.space import ResponseSpace
+from leanconv.solve.sums import Sums
 
 # (lambda, iterations): the paper's continuation.
 SCHEDULE = ((0.01, 25), (1.0, 25))
@@ -69,7 +70,11 @@ def nonlinear(
     Cost an iteration: n d (d + 2 rank) multiply-adds, the z-step and O(d^2 rank). A GPU is never kept waiting: whether
     to stop is asked of a look one iteration old, and the best map is kept by the device.
     """
-    descent = Descent(target, y, rank, activation, Regressor.of(y, space), addend=addend)
+    space = space or ResponseSpace.anywhere(y)
+    x = space.coordinates(y)
+    sums = Sums.of(target if addend is None else target - addend, y, x)
+    regressor = Regressor.with_moments(sums.moments, x, space)
+    descent = Descent(target, y, rank, activation, regressor, sums, addend=addend)
     best = _Best(descent.current)
     looks: list[Number] = []
     for weight, iterations in schedule:
@@ -103,20 +108,17 @@ class Descent:
         rank: int,
         activation: Activation,
         regressor: Regressor,
+        sums: Sums,
         *,
         addend: Tensor | None,
-        sums: Differences | None = None,
     ):
-        """``sums``: those of target - addend and ``y`` around the regressor's mean, where they are at hand."""
+        """``sums``: of the regression of target - addend on ``y``."""
         self._target, self._y, self._addend, self._activation = target, y, addend, activation
         self._rank = rank
         self._activated = activation(target)
         # Products with x are taken centred: subtracting the mean's share afterwards would leave its rounding behind.
         self._centred = regressor.coordinates - regressor.mean.to(y.dtype)
-        self._y_mean = y.mean(0, dtype=torch.float64)
-        if sums is None:
-            wanted = target if addend is None else target - addend
-            sums = Differences.of(wanted, y, regressor.coordinates, regressor.mean)
+        self._y_mean = sums.y / max(len(y), 1)
         self._sums = sums
         self._begin(regressor)
 
@@ -128,7 +130,7 @@ class Descent:
 
     def _begin(self, regressor: Regressor) -> None:
         self.regressor = regressor
-        self.current = linear_from(self._sums, self._y, self._rank, regressor)
+        self.current = linear(self._sums, self._rank, regressor, self._y.dtype)
         self.iterations = 0
         self._u = self.current.p.to(torch.float64)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from leanconv.solve.low_rank import LowRank
-from leanconv.solve.moments import Moments, chunks, roots
+from leanconv.solve.moments import Moments, roots
 from leanconv.solve.space import ResponseSpace
+from leanconv.solve.sums import Sums
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Regressor:
 
     coordinates: Tensor  # x: n x m, in the dtype of the samples; y itself without a basis
     mean: Tensor  # of x
+    half: Tensor  # (X X^T)^(1/2), m x m
     root: Tensor  # B (X X^T)^(1/2), d x m
     inverse: Tensor  # (X X^T)^-1, with the ridge, m x m
     whitener: Tensor  # the inverse times (X X^T)^(1/2)
@@ -40,24 +42,21 @@ class Regressor:
     given: bool  # the coordinates were: a space with inputs
 
     @classmethod
-    def of(cls, y: Tensor, space: ResponseSpace | None = None) -> Regressor:
-        space = space or ResponseSpace.anywhere(y)
-        x = space.coordinates(y)
-        return cls.with_moments(Moments.of(x), x, space)
-
-    @classmethod
     def with_moments(cls, moments: Moments, x: Tensor, space: ResponseSpace) -> Regressor:
         """``moments``: of the coordinates ``x``, or of as many of them as a fit is to see."""
-        noise = moments.noise(x.dtype)
-        root, inverse_root = roots(moments.regular(space.prior), noise)
-        inverse, whitener = inverse_root @ inverse_root, inverse_root
-        if space.share > moments.least_share:
-            _, inverse_root = roots(moments.regular(space.prior, space.share), noise)
-            inverse = inverse_root @ inverse_root
-            whitener = inverse @ root
-        if space.basis is not None:
-            root = space.basis @ root
-        return cls(x, moments.mean, root, inverse, whitener, space.basis, space.inputs is not None)
+        half, inverse_root = roots(moments.regular(space.prior), moments.noise(x.dtype))
+        root = half if space.basis is None else space.basis @ half
+        inverse, given = inverse_root @ inverse_root, space.inputs is not None
+        plain = cls(x, moments.mean, half, root, inverse, inverse_root, space.basis, given)
+        return plain.ridged(moments, space.prior, space.share)
+
+    def ridged(self, moments: Moments, prior: Tensor, share: float) -> Regressor:
+        """One without a ridge, with that of a ``share`` of pseudo-samples."""
+        if share <= moments.least_share:
+            return self
+        _, inverse_root = roots(moments.regular(prior, share), moments.noise(self.coordinates.dtype))
+        inverse = inverse_root @ inverse_root
+        return replace(self, inverse=inverse, whitener=inverse @ self.half)
 
     def whitened(self, difference_by_x: Tensor) -> Tensor:
         """A (d x m) from the centred sum (z - y) x^T (d x m)."""
@@ -95,44 +94,14 @@ def reduced_rank(z: Tensor, y: Tensor, rank: int, *, space: ResponseSpace | None
     negligible weight, spread over ``space``, so a singular Y Y^T has a unique and harmless answer. Cost 2 n d^2
     multiply-adds in float64 and O(d^3).
     """
-    regressor = Regressor.of(y, space)
-    return regressor.on_responses(linear_start(z, y, rank, regressor))
+    space = space or ResponseSpace.anywhere(y)
+    x = space.coordinates(y)
+    sums = Sums.of(z, y, x)
+    regressor = Regressor.with_moments(sums.moments, x, space)
+    return regressor.on_responses(linear(sums, rank, regressor, y.dtype))
 
 
-def linear_start(z: Tensor, y: Tensor, rank: int, regressor: Regressor) -> LowRank:
-    """``reduced_rank`` with the regressor of ``y`` at hand: a map of its coordinates."""
-    return linear_from(Differences.of(z, y, regressor.coordinates, regressor.mean), y, rank, regressor)
-
-
-def linear_from(sums: Differences, y: Tensor, rank: int, regressor: Regressor) -> LowRank:
-    """``linear_start`` with the ``sums`` at hand: a ridge is in the regressor alone."""
+def linear(sums: Sums, rank: int, regressor: Regressor, dtype: torch.dtype) -> LowRank:
+    """``reduced_rank`` with the ``sums`` and a regressor of the same samples at hand: a map of its coordinates."""
     u = leading_subspace(regressor.whitened(sums.by_x), rank)
-    z_mean = (y.sum(0, dtype=torch.float64) + sums.total) / max(len(y), 1)
-    return regressor.solution(u, sums.by_x, z_mean, y.dtype)
-
-
-@dataclass(frozen=True)
-class Differences:
-    """What a regression of z on y needs beside the moments of x: sum (z - y)(x - mean)^T (d x m) and sum (z - y) (d),
-    float64. ``mean``: what was subtracted, that of all x or of some."""
-
-    mean: Tensor
-    by_x: Tensor
-    total: Tensor
-
-    @classmethod
-    def of(cls, z: Tensor, y: Tensor, x: Tensor, mean: Tensor) -> Differences:
-        """Cost n d m multiply-adds in float64, none where z is y."""
-        by_x = torch.zeros(y.shape[1], len(mean), dtype=torch.float64, device=y.device)
-        total = torch.zeros(y.shape[1], dtype=torch.float64, device=y.device)
-        if z is not y:
-            for rows in chunks(len(y), y.device):
-                difference = z[rows].to(torch.float64) - y[rows]
-                total += difference.sum(0)
-                by_x.addmm_(difference.T, x[rows].to(torch.float64) - mean)
-        return cls(mean, by_x, total)
-
-    def joined(self, other: Differences, mean: Tensor) -> Differences:
-        """Those of the samples of both, around ``mean``."""
-        parts = [one.by_x + torch.outer(one.total, one.mean - mean) for one in (self, other)]
-        return Differences(mean, parts[0] + parts[1], self.total + other.total)
+    return regressor.solution(u, sums.by_x, sums.z_mean, dtype)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from leanconv.solve.moments import Moments, unit
-from leanconv.solve.reduced_rank import Differences
+from leanconv.solve.moments import unit
+from leanconv.solve.sums import Sums
 
 # Shares of the mean variance that are tried.
 SHARES = tuple(10.0 ** (half / 2) for half in range(-10, 3))
 
 # So much more than the prior says is possible everywhere: it may be singular.
 ANYWHERE = 1e-6
-
-
-class Sums(NamedTuple):
-    """Of samples of a regression of z on y, the differences around the mean of those fitted to."""
-
-    moments: Moments  # of the coordinates x
-    differences: Differences
 
 
 def strength(fitted: Sums, held: Sums, prior: Tensor) -> float:
@@ -36,15 +27,15 @@ def strength(fitted: Sums, held: Sums, prior: Tensor) -> float:
 
     Cost: O(m^2 (m + d)).
     """
-    moments, mean = fitted.moments, fitted.moments.mean
+    moments = fitted.moments
     variance = float(moments.scatter.diagonal().mean())
     if not variance > 0:
         return 0.0
-    away = held.moments.mean - mean
+    away = held.moments.mean - moments.mean
     scatter = held.moments.scatter + held.moments.count * torch.outer(away, away)
-    by_x = fitted.differences.by_x
-    offset = fitted.differences.total / moments.count
-    held_by_x = held.differences.by_x - torch.outer(offset, held.moments.count * away)
+    offset = fitted.difference / moments.count
+    by_x = fitted.by_x
+    held_by_x = held.centred(moments.mean).by_x - torch.outer(offset, held.moments.count * away)
 
     prior = unit(prior) + ANYWHERE * torch.eye(len(prior), dtype=torch.float64, device=prior.device)
     inverse = torch.linalg.inv(torch.linalg.cholesky(variance * prior))

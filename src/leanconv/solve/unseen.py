@@ -11,12 +11,12 @@ from torch import Tensor
 from leanconv.solve.activations import Activation
 from leanconv.solve.device import Number
 from leanconv.solve.low_rank import LowRank
-from leanconv.solve.moments import Moments
 from leanconv.solve.nonlinear import Descent, squared_error
 from leanconv.solve.parts import Parts
-from leanconv.solve.reduced_rank import Differences, Regressor, linear_from
+from leanconv.solve.reduced_rank import Regressor, linear
 from leanconv.solve.space import ResponseSpace
-from leanconv.solve.strength import Sums, strength
+from leanconv.solve.strength import strength
+from leanconv.solve.sums import Sums
 
 # lambda of the z-step. Where there is noise to learn it matters how far one goes and hardly on which way (0.3, 1 and 3
 # were tried); 0.3 takes the fewest iterations.
@@ -76,57 +76,46 @@ def unseen(
     addend = None if addend is None else addend[order]
     x = space.coordinates(y)
 
-    sums = _sums(target, y, x, addend, (few, held))
-    share = 0.0 if symmetric else strength(*sums, space.prior)
-    everything = sums[0].moments.joined(sums[1].moments)
-    differences = sums[0].differences.joined(sums[1].differences, everything.mean)
-
-    def regressor(part: slice, moments: Moments, share: float) -> Regressor:
-        return Regressor.with_moments(moments, x[part], replace(space, share=share))
+    seen, judging = _sums(target, y, x, addend, (few, held))
+    share = 0.0 if symmetric else strength(seen, judging, space.prior)
+    everything = seen.joined(judging)
 
     if activation is None:
-        whole = regressor(slice(None), everything, share)
-        return UnseenFit(whole.on_responses(linear_from(differences, y, rank, whole)), 0, share, ())
+        whole = Regressor.with_moments(everything.moments, x, replace(space, share=share))
+        return UnseenFit(whole.on_responses(linear(everything, rank, whole, y.dtype)), 0, share, ())
 
     def added(part: slice) -> Tensor | None:
         return None if addend is None else addend[part]
 
-    moments = sums[0].moments
-    begun = Descent(
-        target[few],
-        y[few],
-        rank,
-        activation,
-        regressor(few, moments, share),
-        addend=added(few),
-        sums=sums[0].differences,
-    )
+    moments = seen.moments
+    plain = Regressor.with_moments(moments, x[few], space)
+    first = plain.ridged(moments, space.prior, share)
+    begun = Descent(target[few], y[few], rank, activation, first, seen, addend=added(few))
     best = _best(
         begun,
         _HeldOut(activation(target[held]), x[held], added(held), activation),
-        lambda share: regressor(few, moments, share),
+        lambda share: plain.ridged(moments, space.prior, share),
         [share, *_weaker(share, moments.least_share)],
     )
     errors, share = best.errors, best.share
     iterations = min(range(len(errors)), key=errors.__getitem__)
     del begun, best
-    whole = regressor(slice(None), everything, share)
-    final = Descent(target, y, rank, activation, whole, addend=addend, sums=differences)
+    whole = Regressor.with_moments(everything.moments, x, replace(space, share=share))
+    final = Descent(target, y, rank, activation, whole, everything, addend=addend)
     for step in range(iterations):
         final.sweep(WEIGHT, measure=False)
         final.advance(exact=step == iterations - 1)
     return UnseenFit(whole.on_responses(final.current), iterations, share, errors)
 
 
-def _sums(target: Tensor, y: Tensor, x: Tensor, addend: Tensor | None, parts: tuple[slice, slice]) -> tuple[Sums, Sums]:
-    """Of the rows fitted to and those held out."""
+def _sums(target: Tensor, y: Tensor, x: Tensor, addend: Tensor | None, parts: tuple[slice, slice]) -> list[Sums]:
+    """Of the rows fitted to and of those held out."""
     wanted = target if addend is None else target - addend
-    few, held = (Moments.of(x[part]) for part in parts)
     found = []
-    for moments, part in zip((few, held), parts, strict=True):
+    for part in parts:
         seen = y[part]
-        found.append(Sums(moments, Differences.of(seen if wanted is y else wanted[part], seen, x[part], few.mean)))
-    return found[0], found[1]
+        found.append(Sums.of(seen if wanted is y else wanted[part], seen, x[part]))
+    return found
 
 
 def _best(
