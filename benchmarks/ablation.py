@@ -7,13 +7,14 @@
 DIR and CIFAR are those of paper.py; CIFAR holds resnet20.safetensors too (cifar10.py --network resnet20). Every cell
 (network, speed-up, row, seed) is a file in --work, and is not computed again: a run that was stopped goes on. With
 --held-out the networks are calibrated on four fifths of the calibration pictures and judged on the others, by the
-original's own answers; no table is written. Writes benchmarks/results/ablation.json and .md.
+original's own answers; no table is written. Writes benchmarks/results/ablation.json, .md and -summary.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +47,13 @@ ROWS: dict[str, dict[str, Any]] = {
     "distilled": {"refine": "distill"},
     "samples, sensitivity, distilled": SAMPLES | RANKS | {"refine": "distill"},
     "the last, all training pictures": SAMPLES | RANKS | {"refine": "distill", "images": "all"},
+}
+# The ways a user chooses between, as the README has them.
+SUMMARY = {
+    "the paper's 3d": "the paper's 3d",
+    "closed form (both)": "leanconv's default",
+    "samples, closed form, sensitivity": '`ranks="sensitivity"`, `samples=150_000`',
+    "samples, sensitivity, distilled": 'and `refine="distill"`',
 }
 SPEEDUPS = {"vgg16-imagenet": (3.0, 4.0, 5.0), "vgg16-cifar10": (4.0, 6.0), "resnet20-cifar10": (2.0, 3.0)}
 
@@ -100,7 +108,7 @@ def without(step: str | None) -> Iterator[None]:
 
 
 def cell(subject: Subject, speedup: float, row: str, seed: int) -> dict[str, Any]:
-    arguments = dict(ROWS[row])
+    arguments = {"refine": "none", **ROWS[row]}
     images = subject.calibration
     if arguments.pop("images", None) == "all":
         images = [part.to(subject.device) for part in subject.training[0].split(500)]
@@ -166,6 +174,30 @@ def markdown(cells: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def summary(cells: list[dict[str, Any]]) -> str:
+    """A row for every network and speed-up, a column for every way worth choosing; medians of the seeds."""
+    seeds = sorted({one["seed"] for one in cells})
+    lines = [
+        f"`benchmarks/ablation.py` on {cells[0]['machine']}: increase of the error in points (KL from the original's "
+        f"outputs), same MACs, no labels; medians where there are several of up to {len(seeds)} seeds. VGG-16 has a "
+        "linear head and 1,000 images and is judged by top-5, the networks for CIFAR-10 have 3,000 and are by top-1.",
+        "",
+        "| | " + " | ".join(SUMMARY.values()) + " |",
+        "|---" * (1 + len(SUMMARY)) + "|",
+    ]
+    for model, speedups in SPEEDUPS.items():
+        for speedup in speedups:
+            row = [f"{model} {speedup:g}x"]
+            for way in SUMMARY:
+                found = [one for one in cells if (one["model"], one["speedup"], one["row"]) == (model, speedup, way)]
+                increase, kl = (
+                    statistics.median([one[key] for one in found] or [math.nan]) for key in ("increase", "kl")
+                )
+                row.append(f"{increase:.2f} ({kl:.3f})" if found else "")
+            lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
@@ -214,6 +246,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "ablation.json").write_text(json.dumps(cells, indent=1) + "\n")
     (options.out / "ablation.md").write_text(markdown(cells) + "\n")
+    (options.out / "ablation-summary.md").write_text(summary(cells) + "\n")
     print(markdown(cells))
 
 

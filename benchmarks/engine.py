@@ -106,7 +106,9 @@ def measure(name: str, count: int, options: argparse.Namespace, memory: str | No
         result: list[leanconv.Accelerated] = []
 
         def run(result: list[leanconv.Accelerated] = result) -> None:
-            result.append(leanconv.accelerate(model, batches, SPEEDUPS[name], progress=False, memory=memory))
+            result.append(
+                leanconv.accelerate(model, batches, SPEEDUPS[name], refine="none", progress=False, memory=memory)
+            )
 
         with Peak(device) as peak:
             total = seconds(device, run)

@@ -104,7 +104,9 @@ def compare(model: nn.Module, known: Tensor, test: Tensor, labels: Tensor, speed
     for name, (arguments, told) in VARIANTS.items():
         started = time.perf_counter()
         with shortcuts_as(told):
-            result = leanconv.accelerate(model, known, speedup, **arguments, samples=samples, progress=False)
+            result = leanconv.accelerate(
+                model, known, speedup, **arguments, samples=samples, refine="none", progress=False
+            )
         seconds = time.perf_counter() - started
         top1, found = top1_and_features(result.model, test, labels)
         error = float((found - features).norm() / features.norm())

@@ -44,7 +44,7 @@ def cpu(options: argparse.Namespace) -> dict[str, Any]:
         for name, arguments in ((BY_MACS, {}), (BY_TIME, {"ranks": "latency", "target": target})):
             started = time.perf_counter()
             results[name] = leanconv.accelerate(
-                model, calibration, options.speedup, samples=options.samples, workdir=work, **arguments
+                model, calibration, options.speedup, samples=options.samples, refine="none", workdir=work, **arguments
             )
             seconds[name] = time.perf_counter() - started
             print(results[name], flush=True)

@@ -179,7 +179,7 @@ def _check(entry: Entry, row: Row) -> None:
         job = prepared(model, images, layers, [first, *large])
     row.large, row.reachable = len(large), job.reachable()
 
-    common: dict[str, Any] = {"layers": layers, "samples": SAMPLES, "progress": False}
+    common: dict[str, Any] = {"layers": layers, "samples": SAMPLES, "refine": "none", "progress": False}
     row.target = TARGET if row.reachable >= TARGET else math.floor(99 * row.reachable) / 100
     skip = [name for name, reason in job.skipped.items() if reason in (reasons.ASKED, reasons.FIRST)]
     del everything, job  # each holds two copies of the network: the largest would not fit into 24 GiB otherwise

@@ -49,8 +49,9 @@ ELSEWHERE = {"trtexec", "jupyter"}
 GIVEN = {"engine.md": ("model", "images"), "finetune.md": ("data",)}
 # Tables that are copied into a page by hand.
 COPIED = {
-    "README.md": ("vgg16_imagenet.md", "solver-cpu.md", "solver-cuda.md"),
+    "README.md": ("vgg16_imagenet.md", "ablation-summary.md", "solver-cpu.md", "solver-cuda.md"),
     "docs/choosing.md": ("speed-cpu.md",),
+    "docs/how.md": ("optimizers.md",),
     "docs/networks.md": ("residual.md",),
     "docs/engine.md": ("engine-cpu.md", "engine-cpu-memory.md", "engine-cuda.md", "kill.md"),
 }

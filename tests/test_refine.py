@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv import LeanconvError
+from leanconv.options import Options
 from leanconv.solve import LowRank, ResponseSpace, nonlinear, reduced_rank
 from leanconv.solve.activations import activation
 
@@ -74,8 +75,8 @@ def test_errors_fall_and_the_network_keeps_its_form(tmp_path: Path, stride: int)
     model = network()
     model[4].stride = (stride, 1)
     images = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    tied = leanconv.accelerate(model, images, 2.0, samples=4000, progress=False)
-    free = leanconv.accelerate(model, images, 2.0, samples=4000, progress=False, refine="closed-form")
+    tied = leanconv.accelerate(model, images, 2.0, samples=4000, progress=False, refine="none")
+    free = leanconv.accelerate(model, images, 2.0, samples=4000, progress=False)
     assert [layer.ranks for layer in free.layers] == [layer.ranks for layer in tied.layers]
     assert free.macs_after == tied.macs_after
     for before, after in zip(tied.layers, free.layers, strict=True):
@@ -91,6 +92,15 @@ def test_errors_fall_and_the_network_keeps_its_form(tmp_path: Path, stride: int)
     assert again.options.refine == "closed-form"
     with torch.no_grad():
         assert torch.equal(again.model(unseen), free.model(unseen))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "refine"),
+    [("3d", "closed-form"), ("channel", "closed-form"), ("spatial", "none"), ("spatial-sgd", "none")],
+)
+def test_it_is_the_default_where_there_is_a_fit(scheme: str, refine: str) -> None:
+    assert Options.check(scheme=scheme).refine == refine
+    assert Options.check(scheme=scheme, refine="none").refine == "none"
 
 
 def test_full_rank_is_exact() -> None:

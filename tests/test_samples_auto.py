@@ -58,7 +58,7 @@ def test_errors_on_unseen_images_are_no_worse_than_with_few_samples() -> None:
     assert all(layer.samples >= 2000 and layer.enough is None for layer in few.layers)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"asymmetric": False}, {"refine": "closed-form"}, {"solver": "linear"}])
+@pytest.mark.parametrize("arguments", [{}, {"asymmetric": False}, {"refine": "none"}, {"solver": "linear"}])
 def test_a_layer_is_fitted_to_what_is_reported(arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, tuple[int, int]] = {}
 
@@ -199,7 +199,7 @@ def test_what_was_found_is_saved_and_older_folders_load(tmp_path: Path) -> None:
     assert old.layers == [replace(layer, samples=0, enough=None) for layer in result.layers]
 
 
-@pytest.mark.parametrize("arguments", [{}, {"asymmetric": False}, {"refine": "closed-form"}], ids=str)
+@pytest.mark.parametrize("arguments", [{}, {"asymmetric": False}, {"refine": "none"}], ids=str)
 def test_a_run_goes_on_where_it_stopped(
     arguments: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -348,8 +348,13 @@ def test_the_learning_rate_rises_and_falls() -> None:
     assert [cosine.rate(step, 10) for step in (0, 1, 2, 6, 10)] == pytest.approx([0.1, 0.2, 0.2, 0.1, 0.0])
     # A run that is shorter than its warm-up still gets to lr.
     assert max(cosine.rate(step, 3) for step in range(3)) == pytest.approx(0.2)
-    assert [Settings.check(**{**SETTINGS, "lr": None, "distill": d}).lr for d in (False, True)] == [1e-5, 3e-4]
-    assert [Settings.check(**{**SETTINGS, "distill": d}).optimizer for d in (False, True)] == ["sgd", "adam"]
+    rates = {
+        (distill, optimizer): Settings.check(**{**SETTINGS, "lr": None, "distill": distill, "optimizer": optimizer}).lr
+        for distill in (False, True)
+        for optimizer in (None, "adam", "muon")
+    }
+    assert list(rates.values()) == [1e-5, 1e-5, 2e-3, 2e-3, 3e-4, 2e-3]
+    assert [Settings.check(**{**SETTINGS, "distill": d}).optimizer for d in (False, True)] == ["sgd", "muon"]
 
 
 def test_distillation_is_the_divergence_of_answers_and_the_distance_of_features() -> None:
@@ -493,7 +498,7 @@ def test_distillation_brings_an_accelerated_network_nearer_to_the_original(
 ) -> None:
     before = copy.deepcopy(accelerated.model)
     images = smooth_images(64, seed=2)
-    tuned = tune(accelerated, images, plain_network(), lr=1e-3, epochs=12)
+    tuned = tune(accelerated, images, plain_network(), lr=1e-2, epochs=12)
     assert tuned.history.kept.held_loss < 0.8 * tuned.history.first.held_loss
     assert_same_bits(accelerated.model, before)
     assert not tuned.model.training
@@ -504,6 +509,13 @@ def test_distillation_brings_an_accelerated_network_nearer_to_the_original(
     assert again.training["distilled"] is True
     json.dumps(again.training, allow_nan=False)
     assert str(tuned).splitlines()[-1] == tuned.history.verdict()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_distillation_in_half_precision(accelerated: leanconv.Accelerated, precision: str) -> None:
+    """Two optimizers, and in float16 a scaler of gradients for both."""
+    tuned = tune(accelerated, smooth_images(64, seed=2), plain_network(), lr=1e-2, precision=precision, clip=1.0)
+    assert tuned.history.kept.held_loss < 0.95 * tuned.history.first.held_loss
 
 
 def by_hand(*, ema: float, steps: int) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -854,7 +866,7 @@ REFUSALS = [
     ({"batch": 2.5}, "batch=2.5 must be a whole number"),
     ({"lr": -1e-5}, "lr=-1e-05 must be a number above 0"),
     ({"lr": float("nan")}, "lr=nan must be a number above 0"),
-    ({"optimizer": "lbfgs"}, "optimizer='lbfgs' is not known; use 'sgd', 'adam'"),
+    ({"optimizer": "lbfgs"}, "optimizer='lbfgs' is not known; use 'sgd', 'adam', 'muon'"),
     ({"schedule": ["cosine"]}, "schedule=.* is not known; use 'constant', 'cosine'"),
     ({"precision": "int8"}, "precision='int8' is not known"),
     ({"ema": 1.0}, "ema=1.0 must be a number at least 0 and under 1"),

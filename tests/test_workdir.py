@@ -83,7 +83,7 @@ def test_a_workdir_changes_no_bit(tmp_path: Path) -> None:
     assert_equal(run(None), run(tmp_path / "work"))
 
 
-@pytest.mark.parametrize("other", [{}, {"asymmetric": False}, {"refine": "closed-form"}])
+@pytest.mark.parametrize("other", [{}, {"asymmetric": False}, {"refine": "none"}])
 @pytest.mark.parametrize("sites", [1, 2, 3])
 def test_a_run_goes_on_where_it_stopped(
     sites: int, other: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

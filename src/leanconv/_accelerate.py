@@ -46,7 +46,7 @@ def accelerate(
     samples: int | Literal["auto"] = 50_000,
     memory: int | str | None = None,
     part: str | None = None,
-    refine: Refine = "none",
+    refine: Refine | None = None,
     target: Target | None = None,
     latency: float | None = None,
     kernels: Kernels = "none",
@@ -83,10 +83,10 @@ def accelerate(
         memory: what the run may keep in memory beside the model and one batch at work, in bytes or as ``"8GB"``;
             default: half of what is free. With less the run takes longer and the result is the same.
         part: path of the module to accelerate, for example ``"backbone"``; only its MACs count then.
-        refine: ``"closed-form"`` (3d, channel) holds out an eighth of the images while a layer is fitted, and lets them
-            say how far to trust the others; of 3d the (1 x k, d') filters are fitted freely to what they see in the
-            accelerated network, in place of mixtures of the old ones. Better on images not seen; the solve
-            takes up to about twice as long.
+        refine: ``"closed-form"``, the default of 3d and channel, holds out an eighth of the images while a layer is
+            fitted, and lets them say how far to trust the others; of 3d the (1 x k, d') filters are fitted freely to
+            what they see in the accelerated network, in place of mixtures of the old ones. ``"none"`` is the paper's
+            fit, worse on images not seen; the solve may then take half as long.
             ``"distill"`` (any scheme) does so and then trains the network on the images, without labels, to have the
             original's feature maps: on a tenth of them it is judged, and the best that was seen there is kept. Much
             longer; how it went is in ``result.training``.

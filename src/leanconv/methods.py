@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+PAPER = {"refine": "none"}
 METHODS: dict[str, dict[str, Any]] = {
-    "Jaderberg": {"scheme": "spatial", "ranks": "uniform"},
-    "linear, symmetric": {"scheme": "channel", "ranks": "uniform", "solver": "linear", "asymmetric": False},
-    "nonlinear, symmetric": {"scheme": "channel", "ranks": "uniform", "asymmetric": False},
-    "nonlinear, asymmetric": {"scheme": "channel", "ranks": "uniform"},
-    "+ rank selection": {"scheme": "channel", "ranks": "energy"},
-    "3d": {"scheme": "3d", "ranks": "energy"},
+    "Jaderberg": PAPER | {"scheme": "spatial", "ranks": "uniform"},
+    "linear, symmetric": PAPER | {"scheme": "channel", "ranks": "uniform", "solver": "linear", "asymmetric": False},
+    "nonlinear, symmetric": PAPER | {"scheme": "channel", "ranks": "uniform", "asymmetric": False},
+    "nonlinear, asymmetric": PAPER | {"scheme": "channel", "ranks": "uniform"},
+    "+ rank selection": PAPER | {"scheme": "channel", "ranks": "energy"},
+    "3d": PAPER | {"scheme": "3d", "ranks": "energy"},
 }

@@ -20,6 +20,8 @@ SOLVERS = ("linear", "nonlinear")
 RANKS = ("uniform", "energy", "sensitivity", "latency")
 LAYERS = ("conv", "all")
 REFINE = ("none", "closed-form", "distill")
+# Schemes in which a layer is fitted to its responses, in closed form.
+FITTED = ("3d", "channel")
 Method = Scheme | Literal["spatial-sgd"]
 METHODS: tuple[Method, ...] = ("channel", "spatial", "3d", "spatial-sgd")
 # Positions looked at a layer, where it is to be found out how many it needs.
@@ -60,14 +62,16 @@ class Options:
         part: Any = None,
         target: Any = None,
         latency: Any = None,
-        refine: Any = "none",
+        refine: Any = None,
     ) -> Options:
         """Options from raw arguments, or a LeanconvError that names the wrong one."""
         _one_of("scheme", scheme, METHODS)
+        if refine is None:
+            refine = "closed-form" if scheme in FITTED else "none"
         _one_of("solver", solver, SOLVERS)
         _one_of("layers", layers, LAYERS)
         _one_of("refine", refine, REFINE)
-        if refine == "closed-form" and scheme not in ("3d", "channel"):
+        if refine == "closed-form" and scheme not in FITTED:
             raise LeanconvError(
                 f"refine={refine!r} is about the fit of a layer, and scheme={scheme!r} makes none of its kind; use "
                 "scheme='3d' or 'channel'."

@@ -30,12 +30,12 @@ def accelerate(
     scheme: Annotated[str, typer.Option(help="channel, spatial, 3d, or spatial-sgd (a slow baseline).")] = "3d",
     solver: Annotated[str, typer.Option(help="linear or nonlinear.")] = "nonlinear",
     refine: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="none: the paper's fit; closed-form: fitted for images not seen, a few are held out; distill: "
-            "and then all is trained, without labels, to respond as the original does, much slower."
+            help="closed-form (the default of 3d and channel): fitted for images not seen, a few are held out; none: "
+            "the paper's fit; distill: then trained, without labels, to respond as the original does, much slower."
         ),
-    ] = "none",
+    ] = None,
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
     ranks: Annotated[
         str,

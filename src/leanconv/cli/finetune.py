@@ -61,8 +61,11 @@ def finetune(
     batch: Annotated[
         int | None, typer.Option(help="Images a step of a process. Default: 128; with --distill 50.")
     ] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate. Default: 1e-5; with --distill 3e-4.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd or adam. Default: sgd; with --distill adam.")] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate. Default: 1e-5; with --distill 2e-3, in parts of the weights (muon)."),
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or muon. Default: sgd; with --distill muon.")] = None,
     weight_decay: Annotated[float, typer.Option(help="Of the optimizer.")] = 0.0,
     schedule: Annotated[
         str | None, typer.Option(help="constant, or cosine to zero. Default: constant; with --distill cosine.")

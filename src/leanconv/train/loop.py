@@ -24,6 +24,7 @@ from leanconv.train.checkpoint import Checkpoint
 from leanconv.train.examples import Batch, Examples, mixed, seeded
 from leanconv.train.goals import Goal, WithGoal
 from leanconv.train.history import History, Row
+from leanconv.train.optimizers import optimizers
 from leanconv.train.settings import Settings
 
 # Steps between looks at the loss; a GPU has to be waited for.
@@ -59,17 +60,9 @@ class Loop:
         self.history = History(given.epochs, self.goal.right)
         self.per_epoch = Examples.steps(self.training, given.batch * self.team.world)
         self.steps = given.epochs * self.per_epoch
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.dtype = next(self.model.parameters()).dtype
-        self.optimizer: torch.optim.Optimizer
-        if given.optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(trained, lr=given.lr, momentum=0.9, weight_decay=given.weight_decay)
-        else:
-            one_kernel = self.device.type == "cuda"
-            self.optimizer = torch.optim.AdamW(
-                trained, lr=given.lr, weight_decay=given.weight_decay, fused=one_kernel or None
-            )
         self.half = _half(given.precision, self.device)
+        self.optimizers = optimizers(self.model, given, self.device, self.half)
         if self.half is not None and self.device.type == "cuda":
             # Tensor cores take half-precision convolutions in this layout; in the other they are turned around first.
             for network in (self.model, getattr(self.goal, "original", None)):
@@ -133,19 +126,23 @@ class Loop:
 
     def _train(self, batch: Batch, rate: float) -> None:
         _training_mode(self.model, dropout=self.goal.right == "top-1")
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["share"]
         with seeded(mixed(self.settings.seed, "step", self.step, self.team.rank), self.device):  # what dropout draws
             losses, _ = self._judged(self.network, batch)
         self.team.words("ready")  # who failed up to here ends all, before they wait for its gradients
         # DistributedDataParallel takes the mean over processes: this makes it the mean over the images of all.
         loss = losses.sum() * (self.team.world / batch.count)
-        self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
+        moving = [optimizer for optimizer in self.optimizers if _has_gradients(optimizer)]
         if self.settings.clip:
-            self.scaler.unscale_(self.optimizer)
+            for optimizer in moving:
+                self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        self.scaler.step(self.optimizer)
+        for optimizer in moving:
+            self.scaler.step(optimizer)
         self.scaler.update()
         if self.average is not None:
             self.average.update_parameters(self.model)
@@ -269,7 +266,7 @@ class Loop:
         state = {
             "step": self.step,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "scaler": self.scaler.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
             "best": self.best,
@@ -290,7 +287,8 @@ class Loop:
             return False
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, found in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(found)
         self.scaler.load_state_dict(state["scaler"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
@@ -308,6 +306,11 @@ def _training_mode(model: nn.Module, *, dropout: bool) -> None:
     for module in model.modules():
         if isinstance(module, BATCH_NORMS):
             module.eval()
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Not, if all it moves is in a part that the goal does not reach: a scaler of gradients would refuse to go on."""
+    return any(weights.grad is not None for group in optimizer.param_groups for weights in group["params"])
 
 
 def _copy(weights: Weights) -> Weights:

@@ -21,11 +21,11 @@ from leanconv.train.finetune import finetune
 from leanconv.train.goals import Distillation
 
 # Where these say nothing, the defaults of finetune with an original.
-EPOCHS, STEPS = 100, 2000  # at most
+EPOCHS, STEPS = 100, 1200  # at most
 BATCH = 50  # images a step at least, if there are so many,
 LARGEST = 256  # and at most; between them as many as make
 EPOCH = 200  # steps an epoch
-LR = 3e-4  # with BATCH images a step: as the noise of the gradient falls, it rises
+LR = 2e-3  # with BATCH images a step: as the noise of the gradient falls, it rises
 HOLDOUT = 0.1
 FEWEST = 10  # images there must be, so that one is held out
 PATIENCE = 20  # epochs without a better network before it stops

@@ -9,17 +9,19 @@ from typing import Any, Literal
 
 from leanconv.errors import LeanconvError, listing, whole
 
-Optimizer = Literal["sgd", "adam"]
+Optimizer = Literal["sgd", "adam", "muon"]
 Schedule = Literal["constant", "cosine"]
 Precision = Literal["auto", "off", "bf16", "fp16"]
 
-OPTIMIZERS = ("sgd", "adam")
+OPTIMIZERS = ("sgd", "adam", "muon")
 SCHEDULES = ("constant", "cosine")
 PRECISIONS = ("auto", "off", "bf16", "fp16")
 
-# epochs, batch, lr, optimizer, schedule, warmup, ema
-LABELS = (5, 128, 1e-5, "sgd", "constant", 0, 0.0)
-DISTILLATION = (30, 50, 3e-4, "adam", "cosine", 20, 0.99)
+# epochs, batch, optimizer, schedule, warmup, ema
+LABELS = (5, 128, "sgd", "constant", 0, 0.0)
+DISTILLATION = (30, 50, "muon", "cosine", 20, 0.99)
+LABELS_RATE, DISTILLATION_RATE = 1e-5, 3e-4
+MUON_RATE = 2e-3  # of either: in parts of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +68,12 @@ class Settings:
     ) -> Settings:
         """None stands for the default: of ``distill`` or of training with labels."""
         defaults = DISTILLATION if distill else LABELS
-        epochs, batch, lr, optimizer, schedule, warmup, ema = (
+        epochs, batch, optimizer, schedule, warmup, ema = (
             default if value is None else value
-            for value, default in zip((epochs, batch, lr, optimizer, schedule, warmup, ema), defaults, strict=True)
+            for value, default in zip((epochs, batch, optimizer, schedule, warmup, ema), defaults, strict=True)
         )
+        if lr is None:
+            lr = MUON_RATE if optimizer == "muon" else DISTILLATION_RATE if distill else LABELS_RATE
         for name, value, allowed in (
             ("optimizer", optimizer, OPTIMIZERS),
             ("schedule", schedule, SCHEDULES),

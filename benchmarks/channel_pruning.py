@@ -1,0 +1,524 @@
+"""Is channel pruning worth adding? VGG-16 with and without it, accelerated to the same MACs in all; no labels.
+
+    python benchmarks/channel_pruning.py --data DIR --model vgg16-imagenet --device cuda --seconds 100
+    python benchmarks/channel_pruning.py --data CIFAR --model vgg16-cifar10 --device cuda
+
+DIR and CIFAR are those of paper.py. Pruning by p: filters of a convolution go whose maps the next convolution misses
+least, by least squares (He, Zhang, Sun, "Channel Pruning for Accelerating Very Deep Neural Networks", 2017, with greedy
+elimination in place of LASSO), until the network has p times fewer MACs; accelerate then does the rest of the speed-up.
+p = 1 is accelerate alone. Networks are made with four fifths of the calibration pictures and judged on the others, by
+the original's own answers. The ImageNet network is right and sure on every calibration picture tried, as if its head
+knew them: look there at the features, which no head is asked about. Writes benchmarks/results/channel_pruning.json/.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from ablation import held_out
+from paper_data import NAMES, SUBJECTS, Subject
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+from vgg16_imagenet import machine
+
+import leanconv
+from leanconv.calibrate.patches import Chosen, Positions, conv_patches, outputs_at
+from leanconv.calibrate.probe import Probe
+from leanconv.calibrate.samples import Samples
+from leanconv.engine import Engine
+from leanconv.network.sites import Site
+from leanconv.network.survey import survey
+
+RESULTS = Path(__file__).parent / "results"
+WAYS: dict[str, dict[str, Any]] = {
+    "closed form, sensitivity": {"samples": 150_000, "refine": "closed-form", "ranks": "sensitivity"},
+    "plain": {"refine": "none"},
+}
+SPEEDUPS = {"vgg16-imagenet": (4.0, 5.0), "vgg16-cifar10": (4.0, 6.0)}
+FACTORS = (1.0, 1.3, 1.15, 1.6)
+FIRST = 3  # of the factors are tried in every way before the others
+# Share of a layer's channels that go between two updates of the whole inverse.
+STEP = 0.02
+# No layer loses more of its channels than all but this share.
+LEAST = 1 / 8
+# Ridges, in units of the mean square of an input: for the choice of channels, and for the refit, where pictures that it
+# has not seen choose.
+RIDGE, RIDGES = 1e-3, (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+APART = 8  # of so many pieces of the pictures one is not seen by the refit
+
+
+@dataclass
+class Moments:
+    """Sums over samples of inputs x (m numbers) and responses y (d): float64."""
+
+    count: int
+    x: Tensor  # m
+    y: Tensor  # d
+    xx: Tensor  # m x m
+    xy: Tensor  # m x d
+    yy: Tensor  # the sum of squares
+
+    @classmethod
+    def none(cls, m: int, d: int, device: torch.device) -> Moments:
+        shapes: list[tuple[int, ...]] = [(m,), (d,), (m, m), (m, d), ()]
+        return cls(0, *(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        x, y = x.double(), y.double()
+        self.count += len(x)
+        self.x += x.sum(0)
+        self.y += y.sum(0)
+        self.xx.addmm_(x.T, x)
+        self.xy.addmm_(x.T, y)
+        self.yy += y.square().sum()
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def about(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean second moments (m x m, m x d, one number) of what is left of the samples without ``x`` and ``y``."""
+        mx, my, n = self.x / self.count, self.y / self.count, self.count
+        gram = self.xx / n - torch.outer(mx, mx) + torch.outer(mx - x, mx - x)
+        cross = self.xy / n - torch.outer(mx, my) + torch.outer(mx - x, my - y)
+        return gram, cross, self.yy / n - my.square().sum() + (my - y).square().sum()
+
+    def centred(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.about(self.x / self.count, self.y / self.count)
+
+    def of_inputs(self, index: Tensor) -> Moments:
+        return replace(self, x=self.x[index], xx=self.xx[index][:, index], xy=self.xy[index])
+
+
+def solve(a: Tensor, b: Tensor) -> Tensor:
+    """a^-1 b. A GPU is not waited for to hear whether it went well."""
+    found: Tensor = torch.linalg.solve_ex(a, b)[0]
+    return found
+
+
+def growths(inverse: Tensor, rows: Tensor, taps: int) -> Tensor:
+    """What the least squares' residual grows by when a channel goes, for every channel alone: b^T (G^-1)^-1 b, with b
+    the channel's rows of the solution and G^-1 its block of the inverse."""
+    n = len(rows) // taps
+    blocks = inverse.reshape(n, taps, n, taps).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    b = rows.reshape(n, taps, -1)
+    return (b * solve(blocks, b)).sum((1, 2))
+
+
+def numbers(channels: Tensor, taps: int) -> Tensor:
+    """Places of all inputs of some channels, each of which has ``taps``."""
+    return (channels[:, None] * taps + torch.arange(taps, device=channels.device)).flatten()
+
+
+def elimination(gram: Tensor, cross: Tensor, taps: int, keep: int) -> tuple[list[int], list[float]]:
+    """Channels in the order they go, until ``keep`` are left, and the growth of the residual with each.
+
+    ``gram`` (c taps) x (c taps), ``cross`` (c taps) x d: second moments of inputs, and of inputs and responses.
+    Backward: each time the channel goes that least squares misses least. It is looked for among the few that were best
+    at the last update of the inverse, which is one Schur complement for all of those that go.
+    """
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
+    rows = inverse @ cross
+    channels = len(gram) // taps
+    alive, step = torch.arange(channels, device=gram.device), max(1, round(STEP * channels))
+    order: list[int] = []
+    growth: list[float] = []
+    while len(alive) > keep:
+        count = min(step, len(alive) - keep)
+        pool = growths(inverse, rows, taps).argsort()[: 2 * count]
+        picked, cost = _picked(inverse, rows, pool, taps, count)
+        left = torch.ones(len(alive), dtype=torch.bool, device=gram.device)
+        left[picked] = False
+        rest = left.nonzero()[:, 0]
+        order += alive[picked].tolist()
+        growth += cost.tolist()
+        gone, stay = numbers(picked, taps), numbers(rest, taps)
+        across = inverse[stay][:, gone]
+        share = solve(inverse[gone][:, gone], torch.cat([across.T, rows[gone]], 1))
+        inverse = torch.addmm(inverse[stay][:, stay], across, share[:, : len(stay)], alpha=-1)
+        rows = torch.addmm(rows[stay], across, share[:, len(stay) :], alpha=-1)
+        alive = alive[rest]
+    return order, growth
+
+
+def _picked(inverse: Tensor, rows: Tensor, pool: Tensor, taps: int, count: int) -> tuple[Tensor, Tensor]:
+    """``count`` of the channels in ``pool``, one by one: of two that say the same only one goes for nothing."""
+    index = numbers(pool, taps)
+    inverse, rows = inverse[index][:, index], rows[index]
+    gone = torch.zeros(len(pool), dtype=rows.dtype, device=rows.device)
+    eye = torch.eye(taps, dtype=rows.dtype, device=rows.device)
+    picked, cost = [], []
+    for _ in range(count):
+        all_costs = growths(inverse, rows, taps) + gone
+        best = all_costs.argmin()
+        at = numbers(best[None], taps)
+        across = inverse[:, at]
+        share = solve(across[at], torch.cat([across.T, rows[at]], 1))
+        inverse, rows = inverse - across @ share[:, : len(index)], rows - across @ share[:, len(index) :]
+        # What has gone has no inverse any more; this one makes its growth a number, and the next line forbids it.
+        inverse[at[:, None], at] = eye
+        gone[best] = torch.inf
+        picked.append(best)
+        cost.append(all_costs[best])
+    return pool[torch.stack(picked)], torch.stack(cost)
+
+
+def refitted(seen: Moments, unseen: Moments, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights (m x d) and bias of the least squares whose ridge, around the ``weight`` it has (m x d), suits the
+    samples not seen best; then from all."""
+
+    def fit(moments: Moments, ridge: float) -> Tensor:
+        gram, cross, _ = moments.centred()
+        strength = ridge * gram.diagonal().mean()
+        gram.diagonal().add_(strength)
+        return torch.cholesky_solve(cross + strength * weight, torch.linalg.cholesky(gram))
+
+    gram, cross, _ = unseen.about(seen.x / seen.count, seen.y / seen.count)
+    fits = [fit(seen, ridge) for ridge in RIDGES]
+    # Less what is the same for all of them.
+    errors = torch.stack([(found * (gram @ found - 2 * cross)).sum() for found in fits])
+    everything = seen + unseen
+    found = fit(everything, RIDGES[int(errors.argmin())])
+    return found, everything.y / everything.count - (everything.x / everything.count) @ found
+
+
+def folded(model: nn.Module) -> nn.Module:
+    """A copy, with batch norms in the convolutions before them."""
+    model = copy.deepcopy(model).eval()
+    features = features_of(model)
+    for at in range(len(features) - 1):
+        convolution, norm = features[at], features[at + 1]
+        if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            features[at], features[at + 1] = fuse_conv_bn_eval(convolution, norm), nn.Identity()
+    return model
+
+
+def features_of(model: nn.Module) -> nn.Sequential:
+    features = model.get_submodule("features")
+    assert isinstance(features, nn.Sequential)
+    return features
+
+
+def filters_of(convolution: nn.Conv2d) -> tuple[Tensor, Tensor]:
+    assert convolution.bias is not None
+    return convolution.weight.detach(), convolution.bias.detach()
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """``kept``: which filters every convolution has, by its name."""
+
+    model: nn.Module
+    kept: dict[str, Tensor]
+    macs: int
+    seconds: float
+
+
+class Pruning:
+    """A chain of convolutions, some pictures, and what it answers at sampled positions of every convolution."""
+
+    def __init__(self, model: nn.Module, pictures: Tensor, *, positions: int = 50, seed: int = 0):
+        self.model = folded(model)
+        features = features_of(self.model)
+        self._places = [at for at, module in enumerate(features) if isinstance(module, nn.Conv2d)]
+        found = survey(self.model, pictures[:1])
+        sites = {site.name: site for site in found.sites}
+        self.sites: list[Site] = [sites[f"features.{at}"] for at in self._places]
+        self.macs = found.macs
+        self.pieces = list(pictures.split(max(1, min(50, len(pictures) // APART))))
+        self._positions = Positions(per_image=positions, images=len(pictures), seed=seed, device=pictures.device)
+        self.answers: list[list[Tensor]] = [[] for _ in self._places]  # of a convolution, of a piece: n x d
+        self.curves: list[tuple[int, list[float]]] = []
+        self._listen()
+
+    def _convolution(self, model: nn.Module, number: int) -> nn.Conv2d:
+        found = features_of(model)[self._places[number]]
+        assert isinstance(found, nn.Conv2d)
+        return found
+
+    def _chosen(self, number: int, piece: int) -> Chosen:
+        first = sum(len(part) for part in self.pieces[:piece])
+        return self._positions.choose(self.sites[number].positions, first, len(self.pieces[piece]), images=True)
+
+    def _patches(self, number: int, piece: int, x: Tensor) -> Tensor:
+        return conv_patches(x, self.sites[number].geometry, self._chosen(number, piece))
+
+    @torch.no_grad()
+    def _listen(self) -> None:
+        """Answers of the original, and how much of each convolution's the filters before it can be spared for."""
+        inputs = list(self.pieces)
+        for number in range(len(self._places)):
+            convolution = self._convolution(self.model, number)
+            for piece, x in enumerate(inputs):
+                y = convolution(x)
+                self.answers[number].append(outputs_at(y, "conv2d", self._chosen(number, piece)))
+                del y
+            if number:
+                channels = convolution.in_channels
+                seen, unseen = self._moments(number, inputs)
+                gram, cross, energy = self._around(seen + unseen, convolution.weight)
+                taps = len(gram) // channels
+                _, growth = elimination(gram, cross, taps, max(1, round(LEAST * channels)))
+                lost = torch.tensor(growth).cumsum(0) / float(energy)
+                self.curves.append((channels, lost.tolist()))
+            self._advance(self.model, number, inputs)
+
+    def _advance(self, model: nn.Module, number: int, inputs: list[Tensor]) -> None:
+        """From before a convolution to before the next."""
+        if number + 1 < len(self._places):
+            between = features_of(model)[self._places[number] : self._places[number + 1]]
+            for piece, x in enumerate(inputs):
+                inputs[piece] = between(x)
+
+    def _moments(self, number: int, inputs: list[Tensor]) -> tuple[Moments, Moments]:
+        """Of a convolution's inputs and the original's answers: of most pieces, and of the others."""
+        site, device = self.sites[number], inputs[0].device
+        taps = site.geometry.patch // site.geometry.in_channels
+        width, d = inputs[0].shape[1] * taps, site.geometry.out_channels
+        found = Moments.none(width, d, device), Moments.none(width, d, device)
+        for piece, x in enumerate(inputs):
+            found[piece % APART == APART // 2].add(self._patches(number, piece, x), self.answers[number][piece])
+        return found
+
+    def _around(self, moments: Moments, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Centred, with a ridge around ``weight``: what goes costs its own square too, a little."""
+        gram, cross, energy = moments.centred()
+        strength = RIDGE * gram.diagonal().mean()
+        gram.diagonal().add_(strength)
+        return gram, cross + strength * weight.detach().double().flatten(1).T, energy
+
+    def counted(self, keeps: list[int]) -> int:
+        """MACs where every convolution keeps so many filters."""
+        total, share = 0.0, 1.0
+        for site, keep in zip(self.sites, keeps, strict=True):
+            before, share = share, keep / site.geometry.out_channels
+            total += site.cost.dense * before * share
+        return round(total)
+
+    def keeps(self, factor: float) -> list[int]:
+        """Filters to keep for so many times fewer MACs: every convolution loses the same share of its energy, if the
+        filters before it go and it is refitted. The last one's filters all stay."""
+
+        def at(loss: float) -> list[int]:
+            kept = [channels - sum(one <= loss for one in lost) for channels, lost in self.curves]
+            return [*kept, self.sites[-1].geometry.out_channels]
+
+        levels = sorted(one for _, lost in self.curves for one in lost)
+        low, high = 0, len(levels) - 1  # the least level that does
+        while low < high:
+            middle = (low + high) // 2
+            if self.macs / self.counted(at(levels[middle])) >= factor:
+                high = middle
+            else:
+                low = middle + 1
+        return at(levels[low])
+
+    @torch.no_grad()
+    def prune(self, keeps: list[int]) -> Pruned:
+        """From the first convolution to the last: filters go, and the next convolution is refitted to give the
+        original's answers from what the network has become."""
+        started = time.perf_counter()
+        model = copy.deepcopy(self.model)
+        inputs, changed = list(self.pieces), False
+        kept = {site.name: torch.arange(site.geometry.out_channels, device=inputs[0].device) for site in self.sites}
+        for number in range(len(self._places) - 1):
+            self._advance(model, number, inputs)
+            giver, taker = (self._convolution(model, at) for at in (number, number + 1))
+            changed |= keeps[number] < giver.out_channels
+            if not changed:
+                continue
+            seen, unseen = self._moments(number + 1, inputs)
+            weight = taker.weight.double().flatten(1).T
+            taps = len(weight) // giver.out_channels
+            gram, cross, _ = self._around(seen + unseen, taker.weight)
+            gone, _ = elimination(gram, cross, taps, keeps[number])
+            stays = torch.ones(giver.out_channels, dtype=torch.bool)
+            stays[gone] = False
+            stay = stays.nonzero()[:, 0].to(weight.device)
+            index = numbers(stay, taps)
+            found, bias = refitted(seen.of_inputs(index), unseen.of_inputs(index), weight[index])
+            shape = (taker.out_channels, len(stay), *taker.kernel_size)
+            resize(giver, *(tensor[stay] for tensor in filters_of(giver)))
+            resize(taker, found.T.reshape(shape), bias)
+            kept[self.sites[number].name] = stay
+            inputs = [x[:, stay] for x in inputs]
+        if inputs[0].is_cuda:
+            torch.cuda.synchronize()
+        return Pruned(model, kept, self.counted([len(one) for one in kept.values()]), time.perf_counter() - started)
+
+    @contextmanager
+    def answering(self, kept: dict[str, Tensor]) -> Iterator[None]:
+        """leanconv fits a pruned network's layers to what this one, the original, answers with the filters kept."""
+        probes: dict[str, Probe] = {}
+        for number, site in enumerate(self.sites):
+            stay = kept[site.name]
+            weight, bias = filters_of(self._convolution(self.model, number))
+            geometry = replace(site.geometry, out_channels=len(stay))
+            probes[site.name] = Probe(replace(site, geometry=geometry), weight[stay], bias[stay])
+        plain = Engine.solve
+
+        def fitted(
+            engine: Engine,
+            wanted: dict[str, Probe],
+            dense: list[Probe],
+            targets: Samples,
+            **others: Callable[..., Any],
+        ) -> dict[str, float]:
+            targets.close()
+            mine = engine.responses(self.model, [probes[name] for name in wanted], "original network")
+            return plain(engine, wanted, dense, mine, **others)
+
+        with patch.object(Engine, "solve", fitted):
+            yield
+
+
+def resize(convolution: nn.Conv2d, weight: Tensor, bias: Tensor) -> None:
+    convolution.out_channels, convolution.in_channels = weight.shape[:2]
+    dtype = convolution.weight.dtype
+    convolution.weight = nn.Parameter(weight.to(dtype).contiguous())
+    convolution.bias = nn.Parameter(bias.to(dtype).contiguous())
+
+
+@torch.no_grad()
+def judged(subject: Subject, model: nn.Module) -> dict[str, float]:
+    """On pictures not calibrated with; ``features``: ||f - f~|| / ||f|| of the last convolution's maps."""
+    score, wrong, whole = subject.score(model), 0.0, 0.0
+    for pictures in subject.pictures:
+        f, found = (features_of(network)(pictures) for network in (subject.model, model))
+        wrong += float((f - found).double().square().sum())
+        whole += float(f.double().square().sum())
+    return {"kl": score.kl, "agreement": 100 * score.agreement, "features": (wrong / whole) ** 0.5}
+
+
+def cell(
+    subject: Subject, pruning: Pruning, pruned: Pruned | None, speedup: float, way: str, **changed: Any
+) -> dict[str, Any]:
+    """``pruned``: None for the original as it is."""
+    arguments = {**WAYS[way], **changed}
+    started = time.perf_counter()
+    if pruned is None:
+        result = leanconv.accelerate(subject.model, subject.calibration, speedup, progress=False, **arguments)
+    else:
+        with pruning.answering(pruned.kept):
+            rest = speedup * pruned.macs / pruning.macs
+            result = leanconv.accelerate(pruned.model, subject.calibration, rest, progress=False, **arguments)
+    seconds = time.perf_counter() - started
+    return {"macs": pruning.macs / result.macs_after, **judged(subject, result.model), "seconds": seconds}
+
+
+def markdown(results: list[dict[str, Any]]) -> str:
+    lines: list[str] = []
+    for one in results:
+        images = one["images"]
+        lines += [
+            f"`python benchmarks/channel_pruning.py --model {one['model']}` on {one['machine']}: "
+            f"{images['calibration']} pictures to prune and calibrate with, {images['judged']} others to judge by, "
+            f"{one['positions']} positions a picture for pruning. MACs before / after in all, KL from the original's "
+            "outputs, agreement with its first answers, error of the features, seconds of accelerate.",
+            "",
+            "| options | speed-up | pruned by | MACs | KL | agreement % | features | seconds |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        rows = sorted(one["cells"], key=lambda row: (list(WAYS).index(row["options"]), row["speedup"], row["factor"]))
+        lines += [
+            f"| {row['options']} | {row['speedup']:g}x | {row['factor']:g} | {row['macs']:.3f} | {row['kl']:.4f} | "
+            f"{row['agreement']:.2f} | {row['features']:.4f} | {row['seconds']:.1f} |"
+            for row in rows
+        ]
+        lines += ["", "| pruned by, alone | MACs | KL | agreement % | features | seconds | " + " | ".join(NAMES) + " |"]
+        lines += ["|---" * (6 + len(NAMES)) + "|"]
+        lines += [
+            f"| {row['factor']:g} | {row['macs']:.3f} | {row['kl']:.4f} | {row['agreement']:.2f} | "
+            f"{row['features']:.4f} | {row['seconds']:.1f} | " + " | ".join(str(keep) for keep in row["kept"]) + " |"
+            for row in one["pruned"]
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def measured(subject: Subject, options: argparse.Namespace, end: float) -> Iterator[dict[str, Any]]:
+    """The cells of a network, as far as there is time: what is known after each."""
+    started = time.perf_counter()
+    pictures = torch.cat(subject.calibration)
+    pruning = Pruning(subject.model, pictures, positions=options.positions)
+    print(f"{subject.name}: elimination curves, {time.perf_counter() - started:.1f} s", flush=True)
+    changed = {} if options.samples is None else {"samples": options.samples}
+    found: dict[str, Any] = {
+        "model": subject.name,
+        "machine": machine(options.device),
+        "leanconv": leanconv.__version__,
+        "images": {"calibration": len(pictures), "judged": len(subject.labels)},
+        "positions": options.positions,
+        "pruned": [],
+        "cells": [],
+    }
+    networks: dict[float, Pruned | None] = {1.0: None}
+    for factors in (options.factors[:FIRST], options.factors[FIRST:]):
+        for way in options.ways:
+            for speedup in options.speedups or SPEEDUPS[subject.name]:
+                for factor in factors:
+                    if time.monotonic() > end:
+                        continue
+                    if factor not in networks:
+                        networks[factor] = pruned = pruning.prune(pruning.keeps(factor))
+                        row = {
+                            "factor": factor,
+                            "macs": pruning.macs / pruned.macs,
+                            **judged(subject, pruned.model),
+                            "seconds": pruned.seconds,
+                            "kept": [len(one) for one in pruned.kept.values()],
+                        }
+                        found["pruned"].append(row)
+                        print(f"pruned by {factor:g}: {told(row)}, kept {row['kept']}", flush=True)
+                    row = cell(subject, pruning, networks[factor], speedup, way, **changed)
+                    found["cells"].append({"options": way, "speedup": speedup, "factor": factor, **row})
+                    print(f"{subject.name} {speedup:g}x {way}, pruned by {factor:g}: {told(row)}", flush=True)
+                    yield found
+
+
+def told(row: dict[str, Any]) -> str:
+    return (
+        f"MACs {row['macs']:.3f}x, KL {row['kl']:.4f}, agreement {row['agreement']:.2f} %, "
+        f"features {row['features']:.4f}, {row['seconds']:.1f} s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", nargs="+", choices=list(SUBJECTS), default=["vgg16-imagenet"])
+    parser.add_argument("--speedups", nargs="+", type=float, help="default: 4 and 5, of CIFAR's network 4 and 6")
+    parser.add_argument(
+        "--factors", nargs="+", type=float, default=list(FACTORS), help="pruning; 1 is accelerate alone"
+    )
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="options of accelerate")
+    parser.add_argument("--positions", type=int, default=50, help="sampled a picture for pruning")
+    parser.add_argument("--samples", type=int, help="of accelerate, for a trial")
+    parser.add_argument("--seconds", type=float, default=1e9, help="no cell is begun after so many")
+    parser.add_argument("--limit", type=int, help="pictures, for a trial")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    results: dict[str, dict[str, Any]] = {}
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.model:
+        subject = held_out(SUBJECTS[name](options.data, options.device, options.limit))
+        for results[name] in measured(subject, options, end):
+            # After every cell: a run that is stopped has told what it knew.
+            (options.out / "channel_pruning.json").write_text(json.dumps(list(results.values()), indent=1) + "\n")
+            (options.out / "channel_pruning.md").write_text(markdown(list(results.values())))
+    print(markdown(list(results.values())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Which optimizer distils: a network for CIFAR-10 accelerated, then trained to the original's responses, no labels.
+
+    python benchmarks/optimizers.py --data CIFAR
+    python benchmarks/optimizers.py --data CIFAR --network vgg16 --speedup 4 --steps 1000 --device cuda
+
+CIFAR is that of paper.py, with resnet20.safetensors (cifar10.py --network resnet20). Made with the first 3,000 training
+pictures and judged on the last 2,000, by the original's own answers. Writes benchmarks/results/optimizers.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import cifar10
+import torch
+from vgg16_imagenet import machine
+
+import leanconv
+from leanconv.evaluate.classification import agreement, logits_of
+from leanconv.evaluate.compare import kl_divergence
+from leanconv.train.augment import crop_and_flip
+
+RESULTS = Path(__file__).parent / "results"
+RATES = {"adam": (3e-4, 1e-3, 3e-3), "muon": (1e-3, 2e-3, 3e-3, 1e-2)}
+BATCH, JUDGED = 50, 2000
+
+
+def markdown(found: dict[str, Any]) -> str:
+    lines = [
+        f"`python benchmarks/optimizers.py --network {found['network']} --speedup {found['speedup']:g} --steps "
+        f"{found['steps']}` on {found['machine']}. CIFAR-10, {found['images']:,} pictures; {JUDGED:,} others: KL from "
+        "the original's outputs, agreement with its first answers; loss of the last epoch on the pictures trained on.",
+        "",
+        "| optimizer | lr | KL | agreement % | loss | ms a step |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        end = f"{row['loss']:.4f} | {row['milliseconds']:.0f}" if row["lr"] else " | "
+        lines.append(f"| {row['optimizer']} | {row['lr'] or ''} | {row['kl']:.4f} | {row['agreement']:.2f} | {end} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--network", choices=list(cifar10.NETWORKS), default="resnet20")
+    parser.add_argument("--speedup", type=float, default=2.0)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--images", type=int, default=3000)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    device = options.device
+    (pictures, _), _ = cifar10.read(options.data)
+    images, others = pictures[: options.images].to(device), list(pictures[-JUDGED:].split(500))
+    original = cifar10.load(options.data / f"{options.network}.safetensors", options.network).to(device)
+    wanted = logits_of(original, others, device)
+    result = leanconv.accelerate(
+        original,
+        list(images.split(500)),
+        options.speedup,
+        samples=150_000,
+        refine="closed-form",
+        ranks="sensitivity",
+        progress=False,
+    )
+    rows: list[dict[str, Any]] = []
+
+    def judge(model: torch.nn.Module, **facts: Any) -> None:
+        logits = logits_of(model, others, device)
+        rows.append({**facts, "kl": kl_divergence(logits, wanted), "agreement": 100 * agreement(logits, wanted)})
+        print(rows[-1], flush=True)
+
+    judge(result.model, optimizer="none", lr=None)
+    epochs = max(1, round(options.steps * BATCH / len(images)))
+    for optimizer, rates in RATES.items():
+        for lr in rates:
+            started = time.perf_counter()
+            tuned = leanconv.finetune(
+                result,
+                images,
+                original,
+                optimizer=optimizer,
+                lr=lr,
+                epochs=epochs,
+                batch=BATCH,
+                augment=crop_and_flip(2, reflect=True),
+                holdout=0.0,
+                progress=False,
+            )
+            last = tuned.history.rows[-1]
+            milliseconds = 1000 * (time.perf_counter() - started) / last.step
+            judge(tuned.model, optimizer=optimizer, lr=lr, loss=last.loss, milliseconds=milliseconds)
+    found = {
+        "network": options.network,
+        "speedup": options.speedup,
+        "steps": options.steps,
+        "images": len(images),
+        "machine": machine(device),
+        "rows": rows,
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "optimizers.json").write_text(json.dumps(found, indent=1) + "\n")
+    (options.out / "optimizers.md").write_text(markdown(found) + "\n")
+    print(markdown(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Which optimizer moves which weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from leanconv.train.muon import Muon
+from leanconv.train.settings import Settings
+
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+# Adam's rate for what is no matrix, in parts of Muon's: one is in parts of the weights, the other in what they are in.
+SHARE = 0.1
+
+
+def optimizers(
+    model: nn.Module, settings: Settings, device: torch.device, half: torch.dtype | None
+) -> list[torch.optim.Optimizer]:
+    """Those of ``model``'s weights that are trained; the rate of a group of them is ``share`` of the settings'."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if settings.optimizer == "sgd":
+        return [
+            torch.optim.SGD(
+                [{"params": trained, "share": 1.0}], lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay
+            )
+        ]
+    filters = _filters(model) if settings.optimizer == "muon" else []
+    known = set(map(id, filters))
+    rest = [parameter for parameter in trained if id(parameter) not in known]
+    found: list[torch.optim.Optimizer] = []
+    if filters:
+        # Half precision is enough for a direction, and on a GPU that has it the products are almost free.
+        dtype = torch.bfloat16 if half is torch.bfloat16 and device.type == "cuda" else None
+        groups = [{"params": filters, "share": 1.0}]
+        found.append(Muon(groups, settings.lr, weight_decay=settings.weight_decay, dtype=dtype))
+    if rest:
+        found.append(
+            torch.optim.AdamW(
+                [{"params": rest, "share": SHARE if settings.optimizer == "muon" else 1.0}],
+                lr=settings.lr,
+                weight_decay=settings.weight_decay,
+                fused=device.type == "cuda" or None,  # one kernel
+            )
+        )
+    return found
+
+
+def _filters(model: nn.Module) -> list[nn.Parameter]:
+    """Weights that are one matrix, each once. Filters in groups are many small ones; a step in parts of weights that
+    are all zero would never leave it."""
+    found: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        weight = getattr(module, "weight", None) if isinstance(module, LAYERS) else None
+        if not isinstance(weight, nn.Parameter) or not weight.requires_grad or getattr(module, "groups", 1) > 1:
+            continue
+        if bool(weight.detach().any()):
+            found[id(weight)] = weight
+    return list(found.values())
