@@ -44,6 +44,7 @@ KINDS = {
     "after": "trained, then accelerated",
     "tuned": "trained, accelerated, fine-tuned",
 }
+AFTER = {"refine": "closed-form"}  # how a trained detector is accelerated
 TOGETHER = 8  # pictures a call when it is timed
 PAPER = "Fast R-CNN with VGG-16 on VOC 2007, accelerated, then trained: mAP 66.9; 66.9, 66.1, 65.2 at 3x, 4x, 5x."
 
@@ -109,6 +110,8 @@ class Bench:
             "tuning": tuning,
             "calibration": self.calibration,
             "how": self.how,
+            "after": AFTER,
+            "leanconv": leanconv.__version__,
             "pictures": [place.name for place in self.pictures],
             "weights": [self.weights.name, self.weights.stat().st_size if self.weights.exists() else None],
         }
@@ -172,7 +175,13 @@ class Bench:
         result = self._once(
             ("after", speedup, seed),
             lambda: leanconv.accelerate(
-                base.detector, self._calibration(), speedup, part="backbone", progress=False, device=self.device
+                base.detector,
+                self._calibration(),
+                speedup,
+                part="backbone",
+                progress=False,
+                device=self.device,
+                **AFTER,
             ),
         )
         if kind == "tuned":

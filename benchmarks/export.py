@@ -34,7 +34,9 @@ def measured(entry: Entry) -> dict[str, Any]:
     torch.manual_seed(0)
     model, images = entry.build().eval(), torch.randn(8, 3, entry.size, entry.size)
     target = min(1.3, 0.99 * leanconv.reachable(model, images[:1], layers="all"))
-    result = leanconv.accelerate(model, images, target, layers="all", solver="linear", samples=500, progress=False)
+    result = leanconv.accelerate(
+        model, images, target, layers="all", solver="linear", refine="none", samples=500, progress=False
+    )
     with tempfile.TemporaryDirectory() as place:
         written = write_onnx(result.model, images[:2], Path(place) / "network.onnx")
     return {

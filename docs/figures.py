@@ -75,13 +75,14 @@ def measure(*, epochs: int = 6, samples: int = 5000, speedups: tuple[float, ...]
         got = relus(run(4.0, **METHODS[way]).model, layers, test)
         depth[way] = [float((got[name] - exact[name]).norm() / exact[name].norm()) for name in layers]
     spectra = {name: energies(model, name, calibration) for name in layers}
-    chosen = run(4.0, scheme="channel")
+    chosen = run(4.0, scheme="channel", refine="none")
     filters = model.get_submodule(LAYER).out_channels
     fits = {}
     for solver in ("linear", "nonlinear"):
         ranks = [max(1, round(share * filters)) for share in (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)]
         fits[solver] = {
-            str(rank): run(1.0, scheme="channel", solver=solver, ranks={LAYER: rank}).layers[0].error for rank in ranks
+            str(rank): run(1.0, scheme="channel", solver=solver, refine="none", ranks={LAYER: rank}).layers[0].error
+            for rank in ranks
         }
     return {
         "machine": f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}",

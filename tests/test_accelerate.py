@@ -16,6 +16,7 @@ import leanconv
 from leanconv import LeanconvError
 from leanconv.network import reasons
 from leanconv.network.survey import survey
+from leanconv.options import Refine
 from tests.conftest import plain_network, relative, settle_batch_norms, smooth_images
 
 SCHEMES = ["channel", "spatial", "3d"]
@@ -79,14 +80,16 @@ def full_ranks(model: nn.Module, images: Tensor, scheme: str, names: list[str]) 
     return ranks
 
 
+@pytest.mark.parametrize("refine", [None, "none"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("case", CONV_CASES)
-def test_full_rank_reproduces_the_network(case: str, scheme: str) -> None:
+def test_full_rank_reproduces_the_network(case: str, scheme: str, refine: Refine | None) -> None:
     model, images = network_of(CONV_CASES[case]), smooth_images(16)
     ranks = full_ranks(model, images, scheme, ["2", "5"])
     for asymmetric in (False, True):
         for solver in ("linear", "nonlinear"):
-            result = accelerate(model, images, ranks=ranks, scheme=scheme, asymmetric=asymmetric, solver=solver)
+            way = {"scheme": scheme, "asymmetric": asymmetric, "solver": solver, "refine": refine}
+            result = accelerate(model, images, ranks=ranks, **way)
             assert len(result.layers) == len(ranks)
             fresh = smooth_images(8, seed=5)
             assert relative(result.model(fresh), model(fresh)) <= 1e-4
@@ -125,7 +128,7 @@ def error_of(model: nn.Module, images: Tensor, **arguments) -> float:
 
 def test_the_papers_order() -> None:
     model, images = plain_network((24, 32, 48, 48, 64), batch_norm=False), smooth_images(48)
-    common = {"speedup": 3.0, "scheme": "channel", "ranks": "uniform", "samples": 6000}
+    common = {"speedup": 3.0, "scheme": "channel", "ranks": "uniform", "samples": 6000, "refine": "none"}
     linear = error_of(model, images, solver="linear", asymmetric=False, **common)
     nonlinear = error_of(model, images, asymmetric=False, **common)
     asymmetric = error_of(model, images, **common)

@@ -115,3 +115,26 @@ def test_weights_shared_by_two_layers_move_once():
     second.weight = first.weight
     (muon,) = optimizers(nn.Sequential(first, second), settings(optimizer="muon"), torch.device("cpu"), None)
     assert len(muon.param_groups[0]["params"]) == 1
+
+
+def test_a_layer_that_no_longer_matters_stays_where_it_is():
+    """Behind a ReLU that has died the gradient is zero, and the momentum falls to what squares to nothing."""
+    weights = nn.Parameter(torch.randn(6, 6, generator=torch.Generator().manual_seed(0)))
+    optimizer = Muon([weights], 0.002)
+    weights.grad = torch.eye(6)
+    optimizer.step()
+    moved = weights.detach().clone()
+    weights.grad = torch.zeros(6, 6)
+    for _ in range(2000):
+        optimizer.step()
+    assert torch.equal(weights, moved)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-23, 1e-10, 1e20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_direction_does_not_depend_on_the_size(size, dtype):
+    matrix = torch.randn(4, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = orthogonal((size * matrix).to(dtype)).double()
+    assert found.dtype == torch.float64
+    assert torch.allclose(found, orthogonal(matrix), atol=0.1 if dtype == torch.bfloat16 else 1e-4)
+    assert orthogonal((1e-40 * matrix).to(dtype)).isfinite().all()

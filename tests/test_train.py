@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 import multiprocessing
@@ -516,6 +517,35 @@ def test_distillation_in_half_precision(accelerated: leanconv.Accelerated, preci
     """Two optimizers, and in float16 a scaler of gradients for both."""
     tuned = tune(accelerated, smooth_images(64, seed=2), plain_network(), lr=1e-2, precision=precision, clip=1.0)
     assert tuned.history.kept.held_loss < 0.95 * tuned.history.first.held_loss
+
+
+def test_distillation_in_double_precision(accelerated: leanconv.Accelerated) -> None:
+    result = dataclasses.replace(accelerated, model=copy.deepcopy(accelerated.model).double())
+    tuned = tune(result, smooth_images(64, seed=2).double(), plain_network().double(), lr=1e-2)
+    assert tuned.history.kept.held_loss < 0.95 * tuned.history.first.held_loss
+
+
+class _Overflow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, slope: Tensor) -> Tensor:
+        return slope * float("nan")
+
+
+class OverflowingBias(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, _Overflow.apply(self.bias))
+
+
+def test_an_overflow_in_some_gradients_moves_nothing() -> None:
+    """In float16 a bias may overflow and the filters not: clipped together, the gradients of all would be NaN."""
+    images, labels = quadrants(16)
+    network = nn.Sequential(nn.Flatten(), OverflowingBias(images[0].numel(), 4))
+    tuned = tune(network, (images, labels), optimizer="muon", precision="fp16", clip=1.0, epochs=1, holdout=0.0)
+    assert_same_bits(tuned.model, network)
 
 
 def by_hand(*, ema: float, steps: int) -> tuple[nn.Module, dict[str, Tensor]]:

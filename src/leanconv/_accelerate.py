@@ -86,7 +86,7 @@ def accelerate(
         refine: ``"closed-form"``, the default of 3d and channel, holds out an eighth of the images while a layer is
             fitted, and lets them say how far to trust the others; of 3d the (1 x k, d') filters are fitted freely to
             what they see in the accelerated network, in place of mixtures of the old ones. ``"none"`` is the paper's
-            fit, worse on images not seen; the solve may then take half as long.
+            fit, which usually does worse on images not seen; in small networks its solve is quicker.
             ``"distill"`` (any scheme) does so and then trains the network on the images, without labels, to have the
             original's feature maps: on a tenth of them it is judged, and the best that was seen there is kept. Much
             longer; how it went is in ``result.training``.

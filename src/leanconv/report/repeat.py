@@ -21,7 +21,9 @@ def repeat(data: dict[str, Any]) -> str:
     if data.get("command") is not None:
         return shlex.join(data["command"])
     usual = Options.check().to_json()
-    given = {key: value for key, value in data["options"].items() if value is not None}
+    # Through the options: a folder may be from before one of them was there.
+    kept = Options.from_json(data["options"]).to_json()
+    given = {key: value for key, value in kept.items() if value is not None}
     told = [f"{key}={value!r}" for key, value in given.items() if key in ("speedup", "scheme") or value != usual[key]]
     return f"leanconv.accelerate(model, images, {', '.join(told)})"
 

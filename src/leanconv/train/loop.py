@@ -24,7 +24,7 @@ from leanconv.train.checkpoint import Checkpoint
 from leanconv.train.examples import Batch, Examples, mixed, seeded
 from leanconv.train.goals import Goal, WithGoal
 from leanconv.train.history import History, Row
-from leanconv.train.optimizers import optimizers
+from leanconv.train.optimizers import optimizers, reached
 from leanconv.train.settings import Settings
 
 # Steps between looks at the loss; a GPU has to be waited for.
@@ -136,18 +136,25 @@ class Loop:
         # DistributedDataParallel takes the mean over processes: this makes it the mean over the images of all.
         loss = losses.sum() * (self.team.world / batch.count)
         self.scaler.scale(loss).backward()
-        moving = [optimizer for optimizer in self.optimizers if _has_gradients(optimizer)]
-        if self.settings.clip:
-            for optimizer in moving:
-                self.scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        for optimizer in moving:
-            self.scaler.step(optimizer)
-        self.scaler.update()
+        self._move()
         if self.average is not None:
             self.average.update_parameters(self.model)
         self._sum += loss.detach().float()
         self._since += 1
+
+    def _move(self) -> None:
+        """All the weights, or none where a scaled gradient has overflowed anywhere: what clips looks at all of them."""
+        moving = reached(self.optimizers)
+        for optimizer in moving:
+            self.scaler.unscale_(optimizer)
+        gradients = [weights.grad for weights in self.model.parameters() if weights.grad is not None]
+        overflow = self.scaler.is_enabled() and not math.isfinite(nn.utils.get_total_norm(gradients))
+        if self.settings.clip and not overflow:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        for optimizer in moving:
+            if not overflow:
+                self.scaler.step(optimizer)
+        self.scaler.update()
 
     @torch.no_grad()
     def _into(self, average: Any, weights: Any, number: Any) -> None:
@@ -306,11 +313,6 @@ def _training_mode(model: nn.Module, *, dropout: bool) -> None:
     for module in model.modules():
         if isinstance(module, BATCH_NORMS):
             module.eval()
-
-
-def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Not, if all it moves is in a part that the goal does not reach: a scaler of gradients would refuse to go on."""
-    return any(weights.grad is not None for group in optimizer.param_groups for weights in group["params"])
 
 
 def _copy(weights: Weights) -> Weights:

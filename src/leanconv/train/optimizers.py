@@ -45,6 +45,16 @@ def optimizers(
     return found
 
 
+def reached(among: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """Those with a gradient: where all that one moves is in a part that the goal does not reach, a scaler of gradients
+    would refuse to go on with it."""
+    return [
+        optimizer
+        for optimizer in among
+        if any(weights.grad is not None for group in optimizer.param_groups for weights in group["params"])
+    ]
+
+
 def _filters(model: nn.Module) -> list[nn.Parameter]:
     """Weights that are one matrix, each once. Filters in groups are many small ones; a step in parts of weights that
     are all zero would never leave it."""

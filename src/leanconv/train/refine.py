@@ -21,7 +21,7 @@ from leanconv.train.finetune import finetune
 from leanconv.train.goals import Distillation
 
 # Where these say nothing, the defaults of finetune with an original.
-EPOCHS, STEPS = 100, 1200  # at most
+EPOCHS, STEPS = 100, 1200  # at most, and to the end of an epoch
 BATCH = 50  # images a step at least, if there are so many,
 LARGEST = 256  # and at most; between them as many as make
 EPOCH = 200  # steps an epoch
