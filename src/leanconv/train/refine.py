@@ -22,10 +22,10 @@ from leanconv.train.goals import Distillation
 
 # Where these say nothing, the defaults of finetune with an original.
 EPOCHS, STEPS = 100, 1200  # at most, and to the end of an epoch
-BATCH = 50  # images a step at least, if there are so many,
-LARGEST = 256  # and at most; between them as many as make
-EPOCH = 200  # steps an epoch
-LR = 2e-3  # with BATCH images a step: as the noise of the gradient falls, it rises
+# Images a step: 50, fewer where an epoch would have under 18 steps, more where it would have over 200.
+SMALLEST_BATCH, BATCH, LARGEST_BATCH = 16, 50, 256
+SHORT, LONG = 18, 200
+LR = 2e-3  # up to BATCH images a step; beyond, as the noise of the gradient falls, it rises
 HOLDOUT = 0.1
 FEWEST = 10  # images there must be, so that one is held out
 PATIENCE = 20  # epochs without a better network before it stops
@@ -138,9 +138,9 @@ def distilled(
 def course(images: int) -> tuple[int, int, float]:
     """Epochs, images a step and learning rate: few images are gone through often, many of them a few times."""
     training = images - round(HOLDOUT * images)
-    batch = min(LARGEST, max(BATCH, training // EPOCH))
+    batch = min(LARGEST_BATCH, max(SMALLEST_BATCH, min(BATCH, training // SHORT), training // LONG))
     epochs = min(EPOCHS, math.ceil(STEPS / Examples.steps(range(training), batch)))
-    return epochs, batch, LR * math.sqrt(batch / BATCH)
+    return epochs, batch, LR * math.sqrt(max(1.0, batch / BATCH))
 
 
 def _augment(images: Tensor) -> Augment | None:
