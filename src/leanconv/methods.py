@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-PAPER = {"refine": "none"}
+PAPER = {"refine": "none"}  # its own fit, not leanconv's default
 METHODS: dict[str, dict[str, Any]] = {
     "Jaderberg": PAPER | {"scheme": "spatial", "ranks": "uniform"},
     "linear, symmetric": PAPER | {"scheme": "channel", "ranks": "uniform", "solver": "linear", "asymmetric": False},

@@ -90,8 +90,8 @@ def finetune(
             draws is fixed by ``seed`` (``leanconv.train.augment`` has some).
         epochs: default 5; with ``original`` 30.
         batch: images a step, of each process. Default 128; with ``original`` 50.
-        lr: default 1e-5, as the paper has it: a larger rate forgets what the network knows. With ``original`` 3e-4; of
-            "muon" 2e-3, the share of its size by which a layer's weights change in a step.
+        lr: default 1e-5, as the paper has it: a larger rate forgets what the network knows. With ``original``
+            3e-4. Of "muon" 2e-3: the share of its size by which a layer changes in a step.
         optimizer: "sgd" (momentum 0.9), "adam", or "muon": momentum made orthogonal, so that the directions in which a
             layer's input varies little are learnt too. Default "sgd"; with ``original`` "muon".
         weight_decay: that of the optimizer.

@@ -143,7 +143,7 @@ class Loop:
         self._since += 1
 
     def _move(self) -> None:
-        """All the weights, or none where a scaled gradient has overflowed anywhere: what clips looks at all of them."""
+        """The weights by their gradients; none of them where one has overflowed: clipped together, all would be NaN."""
         moving = reached(self.optimizers)
         for optimizer in moving:
             self.scaler.unscale_(optimizer)

@@ -6,9 +6,8 @@ which the layer's input varies most. Adam weighs single numbers and leaves that 
     M <- b M + (1 - b) G,    G' = (1 - b) G + b M,    U = (G' G'^T)^(-1/2) G',    W <- W - lr ||W|| U / sqrt(r),
 
 r the smaller side of W: a step changes a layer's weights by about ``lr`` of their size, whatever that is, or less where
-the gradient has fewer directions than r. Layers fitted to pixels and to features of
-any scale take the same rate. It gets further than Adam in as many steps
-(benchmarks/optimizers.py).
+the gradient has fewer directions than r. Layers fitted to pixels and to features of any scale take the same rate. It
+gets further than Adam in as many steps (benchmarks/optimizers.py).
 """
 
 from __future__ import annotations
