@@ -832,12 +832,16 @@ class Breaks:
         return self.images[index], int(self.labels[index])
 
 
+SHARED = {"sgd": {"optimizer": "sgd", "lr": 0.2}, "muon": {"optimizer": "muon", "lr": 0.02}}
+
+
 def one_of_two(place: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    tuned, again = (tune(batch=8, check_every=1, lr=0.2, workdir=place / "work", epochs=1) for _ in range(2))
-    assert_same_bits(again.model, tuned.model)
-    torch.save([tuned.history.to_json(), tuned.model.state_dict()], place / f"{rank}.pt")
+    for name, way in SHARED.items():
+        tuned, again = (tune(batch=8, check_every=1, workdir=place / name, epochs=1, **way) for _ in range(2))
+        assert_same_bits(again.model, tuned.model)
+        torch.save([tuned.history.to_json(), tuned.model.state_dict()], place / f"{rank}-{name}.pt")
     said = []
     for data in (Breaks(), tuple(part[: 96 - rank] for part in quadrants()), quadrants(1)):
         try:
@@ -859,16 +863,18 @@ def test_two_processes_train_as_one_and_an_error_in_one_ends_both(tmp_path: Path
         assert "process 1 was given other arguments than process 0" in sentences[1]
         assert "there are 1 images for 2 processes" in sentences[2]
         assert "holds other files and no earlier training" in sentences[3]
-    alone = tune(batch=16, check_every=1, lr=0.2, epochs=1)
-    for rank in range(2):
-        history, weights = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        for mine, theirs in zip(alone.history.rows, history["rows"], strict=True):
-            assert theirs["step"] == mine.step
-            assert theirs["held_loss"] == pytest.approx(mine.held_loss, abs=1e-3)
-            assert theirs["held_right"] == mine.held_right
-            assert (theirs["loss"] or 0) == pytest.approx(mine.loss or 0, abs=1e-3)
-        for name, value in alone.model.state_dict().items():
-            assert torch.allclose(weights[name], value, atol=1e-3)
+    for name, way in SHARED.items():
+        alone = tune(batch=16, check_every=1, epochs=1, **way)
+        assert alone.history.rows[-1].held_loss < alone.history.rows[0].held_loss
+        for rank in range(2):
+            history, weights = torch.load(tmp_path / f"{rank}-{name}.pt", weights_only=True)
+            for mine, theirs in zip(alone.history.rows, history["rows"], strict=True):
+                assert theirs["step"] == mine.step
+                assert theirs["held_loss"] == pytest.approx(mine.held_loss, abs=1e-3)
+                assert theirs["held_right"] == mine.held_right
+                assert (theirs["loss"] or 0) == pytest.approx(mine.loss or 0, abs=1e-3)
+            for key, value in alone.model.state_dict().items():
+                assert torch.allclose(weights[key], value, atol=1e-3)
 
 
 IMAGES, LABELS = quadrants(20)
