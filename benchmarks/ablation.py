@@ -7,7 +7,8 @@
 DIR and CIFAR are those of paper.py; CIFAR holds resnet20.safetensors too (cifar10.py --network resnet20). Every cell
 (network, speed-up, row, seed) is a file in --work, and is not computed again: a run that was stopped goes on. With
 --held-out the networks are calibrated on four fifths of the calibration pictures and judged on the others, by the
-original's own answers; no table is written. Writes benchmarks/results/ablation.json, .md and -summary.md.
+original's own answers; no table is written. VGG-16's linear head knows those by heart: look at KL, not at agreement.
+Writes benchmarks/results/ablation.json, .md and -summary.md.
 """
 
 from __future__ import annotations
