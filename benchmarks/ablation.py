@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -26,13 +25,13 @@ from unittest.mock import patch
 
 import cifar10
 import torch
+from keeping import RESULTS, keep
 from paper_data import SUBJECTS, Subject
 from vgg16_imagenet import machine
 
 import leanconv
 from leanconv.options import Options
 
-RESULTS = Path(__file__).parent / "results"
 # Arguments of accelerate. First what the paper does, then each step alone, then added one by one. refine="closed-form"
 # is two steps; a row "without" one of them shows the other. "images": all the training set's, not 3,000 of them.
 SAMPLES, CLOSED, RANKS = {"samples": 150_000}, {"refine": "closed-form"}, {"ranks": "sensitivity"}
@@ -191,10 +190,8 @@ def summary(cells: list[dict[str, Any]]) -> str:
             row = [f"{model} {speedup:g}x"]
             for way in SUMMARY:
                 found = [one for one in cells if (one["model"], one["speedup"], one["row"]) == (model, speedup, way)]
-                increase, kl = (
-                    statistics.median([one[key] for one in found] or [math.nan]) for key in ("increase", "kl")
-                )
-                row.append(f"{increase:.2f} ({kl:.3f})" if found else "")
+                medians = [statistics.median(one[key] for one in found) for key in ("increase", "kl") if found]
+                row.append("{:.2f} ({:.3f})".format(*medians) if found else "")
             lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
@@ -247,11 +244,8 @@ def main() -> None:
     if options.held_out:
         print(markdown(cells))
         return
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "ablation.json").write_text(json.dumps(cells, indent=1) + "\n")
-    (options.out / "ablation.md").write_text(markdown(cells) + "\n")
+    keep(options.out, "ablation", cells, markdown(cells))
     (options.out / "ablation-summary.md").write_text(summary(cells) + "\n")
-    print(markdown(cells))
 
 
 if __name__ == "__main__":

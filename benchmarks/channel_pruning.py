@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +25,8 @@ from unittest.mock import patch
 
 import torch
 from ablation import held_out
+from elimination import centred, elimination, numbers, of_inputs, refitted
+from keeping import RESULTS, keep
 from paper_data import NAMES, SUBJECTS, Subject
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -38,8 +39,8 @@ from leanconv.calibrate.samples import Samples
 from leanconv.engine import Engine
 from leanconv.network.sites import Site
 from leanconv.network.survey import survey
+from leanconv.solve.moments import Moments
 
-RESULTS = Path(__file__).parent / "results"
 WAYS: dict[str, dict[str, Any]] = {
     "closed form, sensitivity": {"samples": 150_000, "refine": "closed-form", "ranks": "sensitivity"},
     "plain": {"refine": "none"},
@@ -47,148 +48,11 @@ WAYS: dict[str, dict[str, Any]] = {
 SPEEDUPS = {"vgg16-imagenet": (4.0, 5.0), "vgg16-cifar10": (4.0, 6.0)}
 FACTORS = (1.0, 1.3, 1.15, 1.6)
 FIRST = 3  # of the factors are tried in every way before the others
-# Share of a layer's channels that go between two updates of the whole inverse.
-STEP = 0.02
 # No layer loses more of its channels than all but this share.
 LEAST = 1 / 8
-# Ridges, in units of the mean square of an input: for the choice of channels, and for the refit, where pictures that it
-# has not seen choose.
-RIDGE, RIDGES = 1e-3, (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+# Ridge, in units of the mean square of an input, for the choice of channels.
+RIDGE = 1e-3
 APART = 8  # of so many pieces of the pictures one is not seen by the refit
-
-
-@dataclass
-class Moments:
-    """Sums over samples of inputs x (m numbers) and responses y (d): float64."""
-
-    count: int
-    x: Tensor  # m
-    y: Tensor  # d
-    xx: Tensor  # m x m
-    xy: Tensor  # m x d
-    yy: Tensor  # the sum of squares
-
-    @classmethod
-    def none(cls, m: int, d: int, device: torch.device) -> Moments:
-        shapes: list[tuple[int, ...]] = [(m,), (d,), (m, m), (m, d), ()]
-        return cls(0, *(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
-
-    def add(self, x: Tensor, y: Tensor) -> None:
-        x, y = x.double(), y.double()
-        self.count += len(x)
-        self.x += x.sum(0)
-        self.y += y.sum(0)
-        self.xx.addmm_(x.T, x)
-        self.xy.addmm_(x.T, y)
-        self.yy += y.square().sum()
-
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-    def about(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean second moments (m x m, m x d, one number) of what is left of the samples without ``x`` and ``y``."""
-        mx, my, n = self.x / self.count, self.y / self.count, self.count
-        gram = self.xx / n - torch.outer(mx, mx) + torch.outer(mx - x, mx - x)
-        cross = self.xy / n - torch.outer(mx, my) + torch.outer(mx - x, my - y)
-        return gram, cross, self.yy / n - my.square().sum() + (my - y).square().sum()
-
-    def centred(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.about(self.x / self.count, self.y / self.count)
-
-    def of_inputs(self, index: Tensor) -> Moments:
-        return replace(self, x=self.x[index], xx=self.xx[index][:, index], xy=self.xy[index])
-
-
-def solve(a: Tensor, b: Tensor) -> Tensor:
-    """a^-1 b. A GPU is not waited for to hear whether it went well."""
-    found: Tensor = torch.linalg.solve_ex(a, b)[0]
-    return found
-
-
-def growths(inverse: Tensor, rows: Tensor, taps: int) -> Tensor:
-    """What the least squares' residual grows by when a channel goes, for every channel alone: b^T (G^-1)^-1 b, with b
-    the channel's rows of the solution and G^-1 its block of the inverse."""
-    n = len(rows) // taps
-    blocks = inverse.reshape(n, taps, n, taps).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-    b = rows.reshape(n, taps, -1)
-    return (b * solve(blocks, b)).sum((1, 2))
-
-
-def numbers(channels: Tensor, taps: int) -> Tensor:
-    """Places of all inputs of some channels, each of which has ``taps``."""
-    return (channels[:, None] * taps + torch.arange(taps, device=channels.device)).flatten()
-
-
-def elimination(gram: Tensor, cross: Tensor, taps: int, keep: int) -> tuple[list[int], list[float]]:
-    """Channels in the order they go, until ``keep`` are left, and the growth of the residual with each.
-
-    ``gram`` (c taps) x (c taps), ``cross`` (c taps) x d: second moments of inputs, and of inputs and responses.
-    Backward: each time the channel goes that least squares misses least. It is looked for among the few that were best
-    at the last update of the inverse, which is one Schur complement for all of those that go.
-    """
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
-    rows = inverse @ cross
-    channels = len(gram) // taps
-    alive, step = torch.arange(channels, device=gram.device), max(1, round(STEP * channels))
-    order: list[int] = []
-    growth: list[float] = []
-    while len(alive) > keep:
-        count = min(step, len(alive) - keep)
-        pool = growths(inverse, rows, taps).argsort()[: 2 * count]
-        picked, cost = _picked(inverse, rows, pool, taps, count)
-        left = torch.ones(len(alive), dtype=torch.bool, device=gram.device)
-        left[picked] = False
-        rest = left.nonzero()[:, 0]
-        order += alive[picked].tolist()
-        growth += cost.tolist()
-        gone, stay = numbers(picked, taps), numbers(rest, taps)
-        across = inverse[stay][:, gone]
-        share = solve(inverse[gone][:, gone], torch.cat([across.T, rows[gone]], 1))
-        inverse = torch.addmm(inverse[stay][:, stay], across, share[:, : len(stay)], alpha=-1)
-        rows = torch.addmm(rows[stay], across, share[:, len(stay) :], alpha=-1)
-        alive = alive[rest]
-    return order, growth
-
-
-def _picked(inverse: Tensor, rows: Tensor, pool: Tensor, taps: int, count: int) -> tuple[Tensor, Tensor]:
-    """``count`` of the channels in ``pool``, one by one: of two that say the same only one goes for nothing."""
-    index = numbers(pool, taps)
-    inverse, rows = inverse[index][:, index], rows[index]
-    gone = torch.zeros(len(pool), dtype=rows.dtype, device=rows.device)
-    eye = torch.eye(taps, dtype=rows.dtype, device=rows.device)
-    picked, cost = [], []
-    for _ in range(count):
-        all_costs = growths(inverse, rows, taps) + gone
-        best = all_costs.argmin()
-        at = numbers(best[None], taps)
-        across = inverse[:, at]
-        share = solve(across[at], torch.cat([across.T, rows[at]], 1))
-        inverse, rows = inverse - across @ share[:, : len(index)], rows - across @ share[:, len(index) :]
-        # What has gone has no inverse any more; this one makes its growth a number, and the next line forbids it.
-        inverse[at[:, None], at] = eye
-        gone[best] = torch.inf
-        picked.append(best)
-        cost.append(all_costs[best])
-    return pool[torch.stack(picked)], torch.stack(cost)
-
-
-def refitted(seen: Moments, unseen: Moments, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights (m x d) and bias of the least squares whose ridge, around the ``weight`` it has (m x d), suits the
-    samples not seen best; then from all."""
-
-    def fit(moments: Moments, ridge: float) -> Tensor:
-        gram, cross, _ = moments.centred()
-        strength = ridge * gram.diagonal().mean()
-        gram.diagonal().add_(strength)
-        return torch.cholesky_solve(cross + strength * weight, torch.linalg.cholesky(gram))
-
-    gram, cross, _ = unseen.about(seen.x / seen.count, seen.y / seen.count)
-    fits = [fit(seen, ridge) for ridge in RIDGES]
-    # Less what is the same for all of them.
-    errors = torch.stack([(found * (gram @ found - 2 * cross)).sum() for found in fits])
-    everything = seen + unseen
-    found = fit(everything, RIDGES[int(errors.argmin())])
-    return found, everything.y / everything.count - (everything.x / everything.count) @ found
 
 
 def folded(model: nn.Module) -> nn.Module:
@@ -265,7 +129,7 @@ class Pruning:
             if number:
                 channels = convolution.in_channels
                 seen, unseen = self._moments(number, inputs)
-                gram, cross, energy = self._around(seen + unseen, convolution.weight)
+                gram, cross, energy = self._around(seen.joined(unseen), convolution.weight)
                 taps = len(gram) // channels
                 _, growth = elimination(gram, cross, taps, max(1, round(LEAST * channels)))
                 lost = torch.tensor(growth).cumsum(0) / float(energy)
@@ -281,26 +145,30 @@ class Pruning:
 
     def _moments(self, number: int, inputs: list[Tensor]) -> tuple[Moments, Moments]:
         """Of a convolution's inputs and the original's answers: of most pieces, and of the others."""
-        site, device = self.sites[number], inputs[0].device
-        taps = site.geometry.patch // site.geometry.in_channels
-        width, d = inputs[0].shape[1] * taps, site.geometry.out_channels
-        found = Moments.none(width, d, device), Moments.none(width, d, device)
+        found: list[Moments | None] = [None, None]
         for piece, x in enumerate(inputs):
-            found[piece % APART == APART // 2].add(self._patches(number, piece, x), self.answers[number][piece])
-        return found
+            own = Moments.of(torch.cat([self._patches(number, piece, x), self.answers[number][piece]], 1))
+            side = int(piece % APART == APART // 2)
+            known = found[side]
+            found[side] = own if known is None else known.joined(own)
+        seen, unseen = found
+        assert seen is not None
+        assert unseen is not None
+        return seen, unseen
 
     def _around(self, moments: Moments, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Centred, with a ridge around ``weight``: what goes costs its own square too, a little."""
-        gram, cross, energy = moments.centred()
+        weight = weight.detach().double().flatten(1).T
+        gram, cross, energy = centred(moments, len(weight))
         strength = RIDGE * gram.diagonal().mean()
         gram.diagonal().add_(strength)
-        return gram, cross + strength * weight.detach().double().flatten(1).T, energy
+        return gram, cross + strength * weight, energy
 
     def counted(self, keeps: list[int]) -> int:
         """MACs where every convolution keeps so many filters."""
         total, share = 0.0, 1.0
-        for site, keep in zip(self.sites, keeps, strict=True):
-            before, share = share, keep / site.geometry.out_channels
+        for site, left in zip(self.sites, keeps, strict=True):
+            before, share = share, left / site.geometry.out_channels
             total += site.cost.dense * before * share
         return round(total)
 
@@ -339,13 +207,14 @@ class Pruning:
             seen, unseen = self._moments(number + 1, inputs)
             weight = taker.weight.double().flatten(1).T
             taps = len(weight) // giver.out_channels
-            gram, cross, _ = self._around(seen + unseen, taker.weight)
+            gram, cross, _ = self._around(seen.joined(unseen), taker.weight)
             gone, _ = elimination(gram, cross, taps, keeps[number])
             stays = torch.ones(giver.out_channels, dtype=torch.bool)
             stays[gone] = False
             stay = stays.nonzero()[:, 0].to(weight.device)
             index = numbers(stay, taps)
-            found, bias = refitted(seen.of_inputs(index), unseen.of_inputs(index), weight[index])
+            few = (of_inputs(moments, index, len(weight)) for moments in (seen, unseen))
+            found, bias = refitted(*few, weight[index])
             shape = (taker.out_channels, len(stay), *taker.kernel_size)
             resize(giver, *(tensor[stay] for tensor in filters_of(giver)))
             resize(taker, found.T.reshape(shape), bias)
@@ -516,7 +385,6 @@ def main() -> None:
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     results: dict[str, dict[str, Any]] = {}
-    options.out.mkdir(parents=True, exist_ok=True)
     for name in options.model:
         subject = held_out(SUBJECTS[name](options.data, options.device, options.limit))
         for results[name] in measured(subject, options, end):
@@ -524,9 +392,7 @@ def main() -> None:
                 for row in (*results[name]["pruned"], *results[name]["cells"]):
                     row["seconds"] = None
             # After every cell: a run that is stopped has told what it knew.
-            (options.out / "channel_pruning.json").write_text(json.dumps(list(results.values()), indent=1) + "\n")
-            (options.out / "channel_pruning.md").write_text(markdown(list(results.values())))
-    print(markdown(list(results.values())))
+            keep(options.out, "channel_pruning", list(results.values()), markdown(list(results.values())))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torchvision
+from keeping import RESULTS, keep
 from torch import Tensor, nn
 
 import leanconv
@@ -227,7 +228,7 @@ def main() -> None:
     parser.add_argument("--limits", action="store_true", help="print what no run can go under, and end")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--name", default="", help="added to the names of the result files")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.limits:
         for name in options.networks:
@@ -253,11 +254,8 @@ def main() -> None:
                 data["scaling"].append(measure(name, count, options))
                 print(f"{name}, {count} images: {data['scaling'][-1]['total']:.2f} s", flush=True)
     text = rendered(data)
-    print(text)
-    options.out.mkdir(parents=True, exist_ok=True)
     stem = f"engine-{options.device.partition(':')[0]}" + (f"-{options.name}" if options.name else "")
-    (options.out / f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")
-    (options.out / f"{stem}.md").write_text(text)
+    keep(options.out, stem, data, text)
 
 
 if __name__ == "__main__":

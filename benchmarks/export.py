@@ -9,7 +9,6 @@ and .md.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from keeping import RESULTS, keep
 
 sys.path.insert(0, str(Path(__file__).parent))  # for python -m benchmarks.export
 
@@ -71,7 +71,7 @@ def markdown(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SLICE, default=SLICE)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     known, rows = {entry.key: entry for entry in entries()}, []
     for key in options.only:
@@ -84,10 +84,7 @@ def main() -> None:
         "leanconv": leanconv.__version__,
         "rows": rows,
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "export.json").write_text(json.dumps(found, indent=1) + "\n")
-    (options.out / "export.md").write_text(markdown(found))
-    print(markdown(found))
+    keep(options.out, "export", found, markdown(found))
 
 
 if __name__ == "__main__":

@@ -8,18 +8,17 @@ DIR is that of paper.py. Seeds draw other images. Writes benchmarks/results/few_
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 import torch
+from keeping import RESULTS, keep
 from paper_data import SUBJECTS
 from vgg16_imagenet import machine
 
 import leanconv
 
-RESULTS = Path(__file__).parent / "results"
 REFINE = ("none", "closed-form")
 
 
@@ -82,10 +81,7 @@ def main() -> None:
                     f"{cell['images']} images, {refine}, seed {seed}: {cell['increase']:.1f}, KL {cell['kl']:.3f}",
                     flush=True,
                 )
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "few_images.json").write_text(json.dumps(cells, indent=1) + "\n")
-    (options.out / "few_images.md").write_text(markdown(cells) + "\n")
-    print(markdown(cells))
+    keep(options.out, "few_images", cells, markdown(cells))
 
 
 if __name__ == "__main__":

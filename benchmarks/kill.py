@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from keeping import RESULTS, keep
+
 THREADS = 1
 
 
@@ -54,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -107,11 +109,7 @@ def main() -> None:
             f"| {row['moment']:.1f} | {'yes' if row['statistics'] else 'no'} | {row['sites']} | {row['again']:.1f} | "
             f"{'yes' if row['equal'] else 'NO'} | {', '.join(row['left']) or 'none'} |"
         )
-    text = "\n".join(lines) + "\n"
-    print(text)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "kill.json").write_text(json.dumps({"duration": duration, "rows": rows}, indent=1) + "\n")
-    (options.out / "kill.md").write_text(text)
+    keep(options.out, "kill", {"duration": duration, "rows": rows}, "\n".join(lines))
     if not all(row["equal"] and not row["left"] for row in rows):
         raise SystemExit("a run did not end as it should")
 

@@ -10,13 +10,13 @@ pictures and judged on the last 2,000, by the original's own answers. Writes ben
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import cifar10
 import torch
+from keeping import RESULTS, keep
 from vgg16_imagenet import machine
 
 import leanconv
@@ -24,7 +24,6 @@ from leanconv.evaluate.classification import agreement, logits_of
 from leanconv.evaluate.compare import kl_divergence
 from leanconv.train.augment import crop_and_flip
 
-RESULTS = Path(__file__).parent / "results"
 # Optimizer, rate, weight of the outputs' divergence beside the responses' distance.
 WAYS = [
     *(("adam", lr, 0.0) for lr in (3e-4, 1e-3, 3e-3, 1e-2)),
@@ -32,15 +31,15 @@ WAYS = [
     ("muon", 3e-3, 0.03),
     ("muon", 3e-3, 0.3),
 ]
-BATCH, JUDGED = 50, 2000
+JUDGED = 2000
 
 
 def markdown(found: dict[str, Any]) -> str:
     lines = [
         f"`python benchmarks/optimizers.py --network {found['network']} --speedup {found['speedup']:g} --steps "
-        f"{found['steps']}` on {found['machine']}. CIFAR-10, {found['images']:,} pictures; {JUDGED:,} others: KL from "
-        "the original's outputs, agreement with its first answers. Outputs: weight of their divergence in the loss; "
-        "loss: that of the last epoch, on the pictures trained on.",
+        f"{found['steps']}` on {found['machine']}. CIFAR-10, {found['images']:,} pictures in batches of "
+        f"{found['batch']}; {JUDGED:,} others: KL from the original's outputs, agreement with its first answers. "
+        "Outputs: weight of their divergence in the loss; loss: that of the last epoch, on the pictures trained on.",
         "",
         "| optimizer | lr | outputs | KL | agreement % | loss | ms a step |",
         "|---|---|---|---|---|---|---|",
@@ -59,6 +58,7 @@ def main() -> None:
     parser.add_argument("--speedup", type=float, default=2.0)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--images", type=int, default=3000)
+    parser.add_argument("--batch", type=int, default=50, help="images a step")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -84,7 +84,7 @@ def main() -> None:
         print(rows[-1], flush=True)
 
     judge(result.model, optimizer="none", lr=None)
-    epochs = max(1, round(options.steps * BATCH / len(images)))
+    epochs = max(1, round(options.steps * options.batch / len(images)))
     for optimizer, lr, outputs in WAYS:
         started = time.perf_counter()
         tuned = leanconv.finetune(
@@ -95,7 +95,7 @@ def main() -> None:
             lr=lr,
             outputs=outputs,
             epochs=epochs,
-            batch=BATCH,
+            batch=options.batch,
             augment=crop_and_flip(2, reflect=True),
             holdout=0.0,
             progress=False,
@@ -108,13 +108,11 @@ def main() -> None:
         "speedup": options.speedup,
         "steps": options.steps,
         "images": len(images),
+        "batch": options.batch,
         "machine": machine(device),
         "rows": rows,
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "optimizers.json").write_text(json.dumps(found, indent=1) + "\n")
-    (options.out / "optimizers.md").write_text(markdown(found) + "\n")
-    print(markdown(found))
+    keep(options.out, "optimizers", found, markdown(found))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ benchmarks/results/residual.json (every run) and .md (over the seeds).
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from keeping import RESULTS, keep
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock, Bottleneck
@@ -180,13 +180,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--speedups", type=float, nargs="+", default=[1.5, 2.0])
     parser.add_argument("--samples", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     results = run(options)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "residual.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / "residual.md").write_text(markdown(results))
-    print(markdown(results))
+    keep(options.out, "residual", results, markdown(results))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ one and as a stack, show whether torch gains from stacking them. Writes benchmar
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from keeping import RESULTS, keep
 from torch import Tensor
 
 import leanconv
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     device = options.device
     y = responses(device)
@@ -132,10 +132,7 @@ def main() -> None:
         f"{1000 * eigen['stacked_seconds']:.1f} ms as a stack.",
     ]
     stem = f"solver-{device.partition(':')[0]}"
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"{stem}.json").write_text(json.dumps(found, indent=1) + "\n")
-    (options.out / f"{stem}.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    keep(options.out, stem, found, "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from keeping import RESULTS, keep
 from torch import Tensor, nn
 from vgg16_imagenet import read, vgg16_probe
 
@@ -154,15 +155,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=50_000)
     parser.add_argument("--seconds", type=float, default=60.0, help="to measure all networks and runtimes in turns")
     parser.add_argument("--workdir", type=Path, help="keep the state of the runs here: started again, they go on")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--name", help="stem of the files written; default: speed-PART")
     options = parser.parse_args()
     results = PARTS[options.part](options)
     stem = options.name or f"speed-{options.part}"
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"{stem}.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / f"{stem}.md").write_text(markdown(results))
-    print(markdown(results))
+    keep(options.out, stem, results, markdown(results))
 
 
 if __name__ == "__main__":

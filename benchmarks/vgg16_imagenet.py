@@ -21,6 +21,7 @@ from typing import Any
 import safetensors.torch
 import torch
 import torchvision
+from keeping import RESULTS, keep
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -153,14 +154,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(METHODS), help="only these methods")
     parser.add_argument("--samples", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--name", default="vgg16_imagenet", help="stem of the files written")
     options = parser.parse_args()
     results = run(options)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"{options.name}.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / f"{options.name}.md").write_text(markdown(results))
-    print(markdown(results))
+    keep(options.out, options.name, results, markdown(results))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-import channel_pruning
-from channel_pruning import Moments, Pruning, elimination, numbers
+import elimination as elimination_module
+from channel_pruning import Pruning
+from elimination import centred, elimination, numbers, of_inputs
+
+from leanconv.solve.moments import Moments
 
 TAPS = 4
 
@@ -25,7 +28,7 @@ def residual(x: Tensor, y: Tensor, channels: list[int]) -> float:
 
 @pytest.mark.parametrize("step", [0.01, 0.3])
 def test_growth_is_that_of_a_direct_least_squares(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
-    monkeypatch.setattr(channel_pruning, "STEP", step)
+    monkeypatch.setattr(elimination_module, "STEP", step)
     torch.manual_seed(0)
     x = torch.randn(300, 10 * TAPS, dtype=torch.float64) @ torch.randn(10 * TAPS, 10 * TAPS, dtype=torch.float64)
     y = x @ torch.randn(10 * TAPS, 3, dtype=torch.float64) + torch.randn(300, 3, dtype=torch.float64)
@@ -90,14 +93,12 @@ def test_nothing_is_pruned_where_nothing_is_to_go() -> None:
     assert pruning.macs / pruning.counted(keeps) >= 1.5
 
 
-def test_moments_of_parts_are_those_of_the_whole() -> None:
+def test_moments_of_inputs_and_responses() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(50, 5) + 3, torch.randn(50, 2) - 1
-    parts = [Moments.none(5, 2, torch.device("cpu")) for _ in range(2)]
-    parts[0].add(x[:20], y[:20])
-    parts[1].add(x[20:], y[20:])
-    gram, cross, energy = (parts[0] + parts[1]).centred()
-    a, b = x.double() - x.double().mean(0), y.double() - y.double().mean(0)
+    moments = of_inputs(Moments.of(torch.cat([x, y], 1)), torch.tensor([0, 3, 4]), 5)
+    gram, cross, energy = centred(moments, 3)
+    a, b = (part.double() - part.double().mean(0) for part in (x[:, [0, 3, 4]], y))
     torch.testing.assert_close(gram, a.T @ a / 50)
     torch.testing.assert_close(cross, a.T @ b / 50)
     torch.testing.assert_close(energy, b.square().sum() / 50)

@@ -147,13 +147,14 @@ class Loop:
         moving = reached(self.optimizers)
         for optimizer in moving:
             self.scaler.unscale_(optimizer)
-        gradients = [weights.grad for weights in self.model.parameters() if weights.grad is not None]
-        overflow = self.scaler.is_enabled() and not math.isfinite(nn.utils.get_total_norm(gradients))
-        if self.settings.clip and not overflow:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        for optimizer in moving:
-            if not overflow:
-                self.scaler.step(optimizer)
+        overflow = False
+        if self.settings.clip or self.scaler.is_enabled():
+            norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+            overflow = self.scaler.is_enabled() and not math.isfinite(norm)
+            if self.settings.clip and not overflow:
+                nn.utils.clip_grads_with_norm_(self.model.parameters(), self.settings.clip, norm)
+        for optimizer in () if overflow else moving:
+            self.scaler.step(optimizer)
         self.scaler.update()
 
     @torch.no_grad()
