@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import leanconv
+
 torch.set_num_threads(1)
 
 
@@ -59,3 +61,8 @@ def network() -> nn.Module:
 @pytest.fixture
 def pictures() -> Tensor:
     return smooth_images()
+
+
+@pytest.fixture(scope="module")
+def accelerated() -> leanconv.Accelerated:
+    return leanconv.accelerate(plain_network(), smooth_images(24), 2.0, samples=1000, progress=False)

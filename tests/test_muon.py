@@ -9,22 +9,11 @@ from torch import nn
 from leanconv.train.muon import Muon, orthogonal
 from leanconv.train.optimizers import SHARE, optimizers
 from leanconv.train.settings import Settings
-
-PLAIN = dict.fromkeys(("epochs", "batch", "lr", "optimizer", "schedule", "warmup", "ema"))
-OTHERS = {
-    "weight_decay": 0.0,
-    "clip": 0.0,
-    "precision": "off",
-    "holdout": 0.0,
-    "check_every": 0,
-    "patience": 0,
-    "checkpoint_every": 200,
-    "seed": 0,
-}
+from tests.training import SETTINGS
 
 
 def settings(**given) -> Settings:
-    return Settings.check(distill=True, **{**PLAIN, **OTHERS, **given})
+    return Settings.check(**{**SETTINGS, "distill": True, **given})
 
 
 @pytest.mark.parametrize("shape", [(8, 30), (30, 8), (12, 12), (1, 9), (9, 1)])
