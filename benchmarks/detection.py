@@ -117,6 +117,7 @@ def training_of(options: argparse.Namespace, seed: int) -> Training:
         epochs=options.epochs,
         batch=options.batch,
         lr=options.lr,
+        optimizer=options.optimizer,
         frozen=options.frozen,
         seed=seed,
         scales=tuple(options.scales),
@@ -221,6 +222,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--ranks", choices=("energy", "sensitivity"), default="sensitivity", help="of it, too")
         command.add_argument("--samples", type=int, default=150_000, help="of it, too")
         command.add_argument("--batch", type=int, default=16, help="pictures a step, of all processes together")
+        command.add_argument("--optimizer", choices=("adam", "muon"), default="adam")
         command.add_argument("--lr", type=float, default=1e-4)
         command.add_argument("--frozen", type=int, default=2, help="blocks of VGG-16 that are not trained")
         command.add_argument("--size", type=int, default=320, help="side of the canvases, pixels")

@@ -32,6 +32,8 @@ from leanconv.inspection import inspect_network
 from leanconv.models.detectors import MEAN, faster_rcnn_vgg16, freeze
 from leanconv.network.replace import Change
 from leanconv.network.replace import replace as put_change
+from leanconv.train.optimizers import optimizers, set_rate
+from leanconv.train.settings import Optimizer
 
 WEIGHT_DECAY = 0.01
 # Gradients longer than this are scaled down: VGG-16 has no batch norm to hold it.
@@ -45,6 +47,7 @@ class Training:
     epochs: int = 10
     batch: int = 16
     lr: float = 1e-4
+    optimizer: Optimizer = "adam"
     frozen: int = 2
     seed: int = 0
     scales: tuple[int, ...] = ()
@@ -174,12 +177,13 @@ def train(detector: Any, data: Canvases, settings: Training, device: str, *, say
     if world > 1:
         network = nn.parallel.DistributedDataParallel(network)
     trained = [parameter for parameter in detector.parameters() if parameter.requires_grad]
-    # Not SGD as in the papers: its steps of one factor are multiplied by the others' norms (1 to 3 each in VGG-16), so
-    # that a rate a whole layer learns well at may be too large for its factors. Adam's steps do not depend on them.
-    optimizer = torch.optim.AdamW(trained, settings.lr, weight_decay=WEIGHT_DECAY, fused=device.startswith("cuda"))
+    # Not SGD as in the papers: its steps of one factor depend on the others' norms (1 to 3 each in VGG-16), so
+    # that a rate a whole layer learns well at may be too large for its factors. Adam's and Muon's steps do not.
+    moving = optimizers(
+        detector, settings.optimizer, settings.lr, torch.device(device), weight_decay=WEIGHT_DECAY, half=half
+    )
     per_epoch = len(data) // settings.batch
     steps = settings.epochs * per_epoch
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, steps))
     order = torch.Generator().manual_seed(settings.seed)
     sides = random.Random(settings.seed)
     torch.manual_seed(1000 * settings.seed + rank)  # what the samplers draw
@@ -195,11 +199,14 @@ def train(detector: Any, data: Canvases, settings: Training, device: str, *, say
                 batch = data.batch(shuffled[mine], coins[mine])
                 found = network(*scaled(*batch, sides.choice(settings.scales) if settings.scales else None))
                 loss = torch.stack(list(found.values())).sum()
-                optimizer.zero_grad(set_to_none=True)
+                for parameter in trained:
+                    parameter.grad = None
                 loss.backward()
                 nn.utils.clip_grad_norm_(trained, LONGEST)
-                optimizer.step()
-                schedule.step()
+                rate = settings.lr * share_of_rate(epoch * per_epoch + step, steps)
+                for optimizer in moving:
+                    set_rate(optimizer, rate, torch.device(device))
+                    optimizer.step()
                 total += loss.detach()
             losses.append(float(total) / per_epoch)
             if say and rank == 0:

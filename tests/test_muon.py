@@ -85,7 +85,7 @@ def test_what_is_no_matrix_is_adams():
     )
     nn.init.zeros_(model[3].weight)
     model[5].weight.requires_grad_(False)
-    muon, adam = optimizers(model, settings(optimizer="muon"), torch.device("cpu"), None)
+    muon, adam = optimizers(model, "muon", 1e-3, torch.device("cpu"))
     named = {id(weights): name for name, weights in model.named_parameters()}
     own = [[named[id(weights)] for weights in one.param_groups[0]["params"]] for one in (muon, adam)]
     assert own == [["0.weight"], ["0.bias", "1.weight", "1.bias", "2.weight", "2.bias", "3.weight", "5.bias"]]
@@ -93,16 +93,13 @@ def test_what_is_no_matrix_is_adams():
 
 
 def test_a_network_of_norms_alone_has_only_adam():
-    assert [
-        type(one).__name__
-        for one in optimizers(nn.BatchNorm2d(3), settings(optimizer="muon"), torch.device("cpu"), None)
-    ] == ["AdamW"]
+    assert [type(one).__name__ for one in optimizers(nn.BatchNorm2d(3), "muon", 1e-3, torch.device("cpu"))] == ["AdamW"]
 
 
 def test_weights_shared_by_two_layers_move_once():
     first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
     second.weight = first.weight
-    (muon,) = optimizers(nn.Sequential(first, second), settings(optimizer="muon"), torch.device("cpu"), None)
+    (muon,) = optimizers(nn.Sequential(first, second), "muon", 1e-3, torch.device("cpu"))
     assert len(muon.param_groups[0]["params"]) == 1
 
 

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 from leanconv.errors import LeanconvError, whole
 from leanconv.images import Picture, Preprocess
-from leanconv.train.examples import Unreadable
+from leanconv.train.examples import Unreadable, sent
 
 
 def crop_and_flip(padding: int, *, reflect: bool = False, mix: float = 0.0) -> _CropAndFlip:
@@ -32,8 +32,8 @@ class _CropAndFlip:
     def __call__(self, images: Tensor) -> Tensor:
         n, _, h, w = images.shape
         wide = F.pad(images, [self.padding] * 4, mode="reflect" if self.reflect else "constant")
-        down, right = torch.randint(0, 2 * self.padding + 1, (2, n, 1)).to(images.device)
-        mirrored = (torch.rand(n, 1) < 0.5).to(images.device)
+        down, right = sent(torch.randint(0, 2 * self.padding + 1, (2, n, 1)), images.device)
+        mirrored = sent(torch.rand(n, 1) < 0.5, images.device)
         columns = torch.arange(w, device=images.device).expand(n, w)
         columns = torch.where(mirrored, w - 1 - columns, columns) + right
         rows = torch.arange(h, device=images.device).expand(n, h) + down
@@ -58,8 +58,8 @@ def _share(name: str, value: float, least: float) -> float:
 def _mixed(images: Tensor, share: float) -> Tensor:
     """A ``share`` of the images, by chance, mixed with another one."""
     n = len(images)
-    own = torch.where(torch.rand(n) < share, torch.rand(n), torch.ones(n)).to(images)[:, None, None, None]
-    return torch.lerp(images[torch.randperm(n).to(images.device)], images, own)
+    own = torch.where(torch.rand(n) < share, torch.rand(n), torch.ones(n)).to(images.dtype)[:, None, None, None]
+    return torch.lerp(images[sent(torch.randperm(n), images.device)], images, sent(own, images.device))
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,11 @@ class _RandomViews:
         place = (1 - side)[:, None] * torch.empty(n, 2).uniform_(-1.0, 1.0)
         zero = torch.zeros(n)
         rows = [torch.stack([side * mirror, zero, place[:, 0]], 1), torch.stack([zero, side, place[:, 1]], 1)]
-        grid = F.affine_grid(torch.stack(rows, 1).to(images), list(images.shape), align_corners=False)
+        grid = F.affine_grid(
+            sent(torch.stack(rows, 1).to(images.dtype), images.device), list(images.shape), align_corners=False
+        )
         seen = F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
-        seen = seen * torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2).to(images)
+        seen = seen * sent(torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2).to(images.dtype), images.device)
         return _mixed(seen, self.mix) if self.mix else seen
 
 

@@ -110,7 +110,7 @@ class Examples:
         if self._tensors is not None:
             images, labels = self._tensors
             loaded: Iterator[tuple[Tensor, Tensor | None]] = (
-                (images[chosen], None if labels is None else labels[chosen]) for chosen in mine
+                (_chosen(images, chosen), None if labels is None else _chosen(labels, chosen)) for chosen in mine
             )
         else:
             loaded = self._loaded(data, mine)
@@ -231,6 +231,15 @@ def _odd(items: list[Any], bad: list[Unreadable]) -> str:
         f"the dataset gives a {type(items[0]).__name__} where an image, a tensor, or a pair of image and class is "
         "needed; give it such items."
     )
+
+
+def _chosen(part: Tensor, numbers: list[int]) -> Tensor:
+    return part[sent(torch.tensor(numbers), part.device)]
+
+
+def sent(small: Tensor, device: torch.device) -> Tensor:
+    """``small`` from the CPU to ``device``. A GPU is not waited for, as it is by what comes from pageable memory."""
+    return small.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else small.to(device)
 
 
 def mixed(*parts: int | str) -> int:

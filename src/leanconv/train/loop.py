@@ -5,33 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
 
-from leanconv.entrance import copied
 from leanconv.errors import LeanconvError
-from leanconv.network.failure import model_failed
-from leanconv.network.recognise import BATCH_NORMS
 from leanconv.progress import Stage
 from leanconv.team import Team
 from leanconv.train.checkpoint import Checkpoint
-from leanconv.train.examples import Batch, Examples, mixed, seeded
+from leanconv.train.examples import Batch, Examples
 from leanconv.train.goals import Goal, WithGoal
 from leanconv.train.history import History, Row
-from leanconv.train.optimizers import optimizers, reached
 from leanconv.train.settings import Settings
+from leanconv.train.step import Stepper
+from leanconv.train.stopping import of_no_use
 
 # Steps between looks at the loss; a GPU has to be waited for.
 LOOK_EVERY = 10
-# A network that has lost more than this share of what it got right was trained with too large a rate; if that is more
-# than chance does: FEW images at least, and three standard deviations of a count.
-COLLAPSE, FEW = 0.5, 10
 
 Weights = dict[str, Tensor]
 
@@ -60,19 +52,7 @@ class Loop:
         self.history = History(given.epochs, self.goal.right)
         self.per_epoch = Examples.steps(self.training, given.batch * self.team.world)
         self.steps = given.epochs * self.per_epoch
-        self.dtype = next(self.model.parameters()).dtype
-        self.half = _half(given.precision, self.device)
-        self.optimizers = optimizers(self.model, given, self.device, self.half)
-        if self.half is not None and self.device.type == "cuda":
-            # Tensor cores take half-precision convolutions in this layout; in the other they are turned around first.
-            for network in (self.model, getattr(self.goal, "original", None)):
-                if network is not None:
-                    network.to(memory_format=torch.channels_last)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.half is torch.float16)
-        self.average: AveragedModel | None = None
-        if given.ema:
-            self.average = AveragedModel(copied(self.model), multi_avg_fn=self._into)
-        self.network: nn.Module = WithGoal(self.model, self.goal)
+        self.stepper = Stepper(self.model, self.goal, given, self.device, self.team)
         self.best: Weights = _copy(self.model.state_dict())
         self._sum, self._since = torch.zeros((), device=self.device), 0
         self._started = time.monotonic()
@@ -80,9 +60,7 @@ class Loop:
     def run(self) -> History:
         """To the end of the epochs, or until it is of no use to go on."""
         restored = self._restore()
-        if self.team.world > 1:
-            # A network may have weights that these images do not reach.
-            self.network = DistributedDataParallel(self.network, find_unused_parameters=True)
+        self.stepper.begin()
         if not restored:
             self._check()
             self._keep()
@@ -90,7 +68,8 @@ class Loop:
         while self.step < self.steps and self.history.stopped is None:
             for batch in self._epoch():
                 rate = self.settings.rate(self.step, self.steps)
-                self._train(batch, rate)
+                self._sum += self.stepper(batch, rate, self.step)
+                self._since += 1
                 self.step += 1
                 self.stage.advance()
                 last = self.step == self.steps
@@ -123,57 +102,6 @@ class Loop:
             rank=self.team.rank,
             world=self.team.world,
         )
-
-    def _train(self, batch: Batch, rate: float) -> None:
-        _training_mode(self.model, dropout=self.goal.right == "top-1")
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-            for group in optimizer.param_groups:
-                group["lr"] = rate * group["share"]
-        with seeded(mixed(self.settings.seed, "step", self.step, self.team.rank), self.device):  # what dropout draws
-            losses, _ = self._judged(self.network, batch)
-        self.team.words("ready")  # who failed up to here ends all, before they wait for its gradients
-        # DistributedDataParallel takes the mean over processes: this makes it the mean over the images of all.
-        loss = losses.sum() * (self.team.world / batch.count)
-        self.scaler.scale(loss).backward()
-        self._move()
-        if self.average is not None:
-            self.average.update_parameters(self.model)
-        self._sum += loss.detach().float()
-        self._since += 1
-
-    def _move(self) -> None:
-        """The weights by their gradients; none of them where one has overflowed: clipped together, all would be NaN."""
-        moving = reached(self.optimizers)
-        for optimizer in moving:
-            self.scaler.unscale_(optimizer)
-        overflow = False
-        if self.settings.clip or self.scaler.is_enabled():
-            norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-            overflow = self.scaler.is_enabled() and not math.isfinite(norm)
-            if self.settings.clip and not overflow:
-                nn.utils.clip_grads_with_norm_(self.model.parameters(), self.settings.clip, norm)
-        for optimizer in () if overflow else moving:
-            self.scaler.step(optimizer)
-        self.scaler.update()
-
-    @torch.no_grad()
-    def _into(self, average: Any, weights: Any, number: Any) -> None:
-        torch._foreach_lerp_(average, weights, 1 - self.settings.decay(self.step))
-
-    def _judged(self, network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Loss and rightness of every image."""
-        images = batch.images.to(self.device, non_blocking=True)
-        if images.is_floating_point():
-            images = images.to(self.dtype)
-        with torch.autocast(self.device.type, self.half) if self.half is not None else nullcontext():
-            try:
-                loss, right = network(images, batch.labels)
-                return loss, right
-            except LeanconvError:
-                raise
-            except Exception as error:
-                raise model_failed(error, images) from error
 
     def _broken(self) -> bool:
         """Whether the loss is no number any more, in any process."""
@@ -216,7 +144,8 @@ class Loop:
 
     def _judged_network(self) -> nn.Module:
         """The network, or the average of its weights."""
-        return self.model if self.average is None or not self.step else self.average.module
+        average = self.stepper.average
+        return self.model if average is None or not self.step else average.module
 
     @torch.no_grad()
     def _measure(self) -> tuple[float | None, float | None]:
@@ -226,7 +155,7 @@ class Loop:
         loss, right, known = 0.0, 0, True
         batches = self.held.plain(self.held_out, batch=self.settings.batch, rank=self.team.rank, world=self.team.world)
         for batch in batches:
-            losses, found = self._judged(network, batch)
+            losses, found = self.stepper.judged(network, self.stepper.placed(batch), batch.labels)
             loss += float(losses.sum())
             known = known and found is not None
             right += 0 if found is None else int(found.sum())
@@ -237,25 +166,9 @@ class Loop:
 
     def _hopeless(self) -> bool:
         """Whether there is no point in going on, or something is wrong already."""
-        if self.history.stopped is not None:
-            return True
-        rows, first = self.history.rows, self.history.first
-        now = rows[-1]
-        if now.held_loss is None or first.held_loss is None:
-            return False
-        before, after = first.held_right or 0.0, now.held_right or 0.0
-        count = len(self.held_out)
-        lost = (before - after) * count
-        if after < COLLAPSE * before and lost >= max(FEW, 3 * math.sqrt(before * count)):
-            self.history.stopped = (
-                f"held-out {self.goal.right} collapsed from {100 * before:.2f} % to {100 * after:.2f} % by step "
-                f"{self.step}: lr={self.settings.lr:g} is too large; training stopped, the best weights are kept. Try "
-                "a tenth of it."
-            )
-        since = sum(1 for row in rows if row.step > self.history.best)
-        patience = self.settings.patience if self.step < self.steps else 0
-        if self.history.stopped is None and patience and since >= patience:
-            self.history.stopped = f"no better for {since} checks; training stopped at step {self.step}."
+        if self.history.stopped is None:
+            patience = self.settings.patience if self.step < self.steps else 0
+            self.history.stopped = of_no_use(self.history, len(self.held_out), self.settings.lr, patience)
         return self.history.stopped is not None
 
     def _say(self, begun: int) -> None:
@@ -273,10 +186,7 @@ class Loop:
         seconds = self.history.seconds + time.monotonic() - self._started
         state = {
             "step": self.step,
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "scaler": self.scaler.state_dict(),
-            "average": None if self.average is None else self.average.state_dict(),
+            **self.stepper.state(),
             "best": self.best,
             "history": {**self.history.to_json(), "seconds": seconds, "unreadable": self._unreadable()},
             "sum": float(self._sum),
@@ -294,12 +204,7 @@ class Loop:
         if state is None:
             return False
         self.step = state["step"]
-        self.model.load_state_dict(state["model"])
-        for optimizer, found in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(found)
-        self.scaler.load_state_dict(state["scaler"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
+        self.stepper.load(state)
         self.best = {key: value.to(self.device) for key, value in state["best"].items()}
         self.history = History.from_json(state["history"])
         self._sum, self._since = torch.tensor(state["sum"], device=self.device), state["since"]
@@ -308,20 +213,5 @@ class Loop:
         return True
 
 
-def _training_mode(model: nn.Module, *, dropout: bool) -> None:
-    """Batch norms keep their statistics: what the network learnt on is not what it is tuned on."""
-    model.train(dropout)
-    for module in model.modules():
-        if isinstance(module, BATCH_NORMS):
-            module.eval()
-
-
 def _copy(weights: Weights) -> Weights:
     return {key: value.detach().clone() for key, value in weights.items()}
-
-
-def _half(precision: str, device: torch.device) -> torch.dtype | None:
-    """The dtype of mixed precision; by itself only where a GPU gains from it."""
-    if precision == "off" or (precision == "auto" and device.type != "cuda"):
-        return None
-    return torch.float16 if precision == "fp16" else torch.bfloat16

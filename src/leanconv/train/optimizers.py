@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leanconv.train.muon import Muon
-from leanconv.train.settings import Settings
+from leanconv.train.settings import Optimizer
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 # Adam's rate for what is no matrix, in parts of Muon's: one is in parts of the weights, the other in what they are in.
@@ -14,35 +14,55 @@ SHARE = 0.1
 
 
 def optimizers(
-    model: nn.Module, settings: Settings, device: torch.device, half: torch.dtype | None
+    model: nn.Module,
+    kind: Optimizer,
+    lr: float,
+    device: torch.device,
+    *,
+    weight_decay: float = 0.0,
+    half: torch.dtype | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Those of ``model``'s weights that are trained; the rate of a group of them is ``share`` of the settings'."""
+    """Those of ``model``'s weights that are trained; the rate of a group of them is its ``share`` of ``lr``. ``half``:
+    the dtype of mixed precision."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if settings.optimizer == "sgd":
-        return [
-            torch.optim.SGD(
-                [{"params": trained, "share": 1.0}], lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay
-            )
-        ]
-    filters = _filters(model) if settings.optimizer == "muon" else []
+    if kind == "sgd":
+        return [torch.optim.SGD([{"params": trained, "share": 1.0}], lr=lr, momentum=0.9, weight_decay=weight_decay)]
+    filters = _filters(model) if kind == "muon" else []
     known = set(map(id, filters))
     rest = [parameter for parameter in trained if id(parameter) not in known]
     found: list[torch.optim.Optimizer] = []
     if filters:
         # Half precision is enough for a direction, and on a GPU that has it the products are almost free.
         dtype = torch.bfloat16 if half is torch.bfloat16 and device.type == "cuda" else None
-        groups = [{"params": filters, "share": 1.0}]
-        found.append(Muon(groups, settings.lr, weight_decay=settings.weight_decay, dtype=dtype))
+        found.append(Muon([{"params": filters, "share": 1.0}], lr, weight_decay=weight_decay, dtype=dtype))
     if rest:
         found.append(
             torch.optim.AdamW(
-                [{"params": rest, "share": SHARE if settings.optimizer == "muon" else 1.0}],
-                lr=settings.lr,
-                weight_decay=settings.weight_decay,
+                [{"params": rest, "share": SHARE if kind == "muon" else 1.0}],
+                lr=lr,
+                weight_decay=weight_decay,
                 fused=device.type == "cuda" or None,  # one kernel
+                capturable=device.type == "cuda",  # a step of it can be recorded
             )
         )
     return found
+
+
+def takes_tensors(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its rate may be a number on the device, which a step that was recorded reads anew every time."""
+    return isinstance(optimizer, Muon | torch.optim.AdamW)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float, device: torch.device) -> None:
+    """That of all weights; a group's is its share."""
+    for group in optimizer.param_groups:
+        own = rate * group["share"]
+        if device.type != "cuda" or not takes_tensors(optimizer):
+            group["lr"] = own
+        elif isinstance(group["lr"], Tensor) and group["lr"].is_cuda:
+            group["lr"].fill_(own)
+        else:
+            group["lr"] = torch.tensor(own, device=device)
 
 
 def reached(among: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:

@@ -1,0 +1,161 @@
+"""One step of training: gradients of the goal, the weights moved by them, and their average."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from leanconv.entrance import copied
+from leanconv.errors import LeanconvError
+from leanconv.network.failure import model_failed
+from leanconv.network.recognise import BATCH_NORMS
+from leanconv.team import Team
+from leanconv.train.examples import Batch, mixed, seeded
+from leanconv.train.goals import Distillation, Goal, WithGoal
+from leanconv.train.optimizers import optimizers, reached, set_rate, takes_tensors
+from leanconv.train.recorded import Steps
+from leanconv.train.settings import Settings
+
+
+class Stepper:
+    """``model`` is changed in place, step by step; ``average`` of its weights if the settings ask for it."""
+
+    def __init__(self, model: nn.Module, goal: Goal, settings: Settings, device: torch.device, team: Team):
+        self.model, self.goal, self.settings, self.device, self.team = model, goal, settings, device, team
+        self._step = 0
+        self._dtype = next(self.model.parameters()).dtype
+        self._half = _half(settings.precision, self.device)
+        self._optimizers = optimizers(
+            self.model,
+            settings.optimizer,
+            settings.lr,
+            self.device,
+            weight_decay=settings.weight_decay,
+            half=self._half,
+        )
+        if self._half is not None and self.device.type == "cuda":
+            # Tensor cores take half-precision convolutions in this layout; in the other they are turned around first.
+            for network in (self.model, getattr(self.goal, "original", None)):
+                if network is not None:
+                    network.to(memory_format=torch.channels_last)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._half is torch.float16)
+        self.average: AveragedModel | None = None
+        if settings.ema:
+            self.average = AveragedModel(copied(self.model), multi_avg_fn=self._into)
+        self._network: nn.Module = WithGoal(self.model, self.goal)
+        self._recording = Steps(self._unlabelled, self._move) if self._recordable() else None
+
+    def begin(self) -> None:
+        """With the weights as they are now."""
+        if self.team.world > 1:
+            # A network may have weights that these images do not reach.
+            self._network = DistributedDataParallel(self._network, find_unused_parameters=True)
+
+    def __call__(self, batch: Batch, rate: float, step: int) -> Tensor:
+        """Step number ``step``; its loss."""
+        self._step = step
+        for optimizer in self._optimizers:
+            set_rate(optimizer, rate, self.device)
+        images = self.placed(batch)
+        with seeded(mixed(self.settings.seed, "step", step, self.team.rank), self.device):  # what dropout draws
+            if self._recording is not None:
+                loss = self._recording(images)
+            else:
+                loss = self._gradients(images, batch.labels, batch.count)
+                self._move()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        return loss
+
+    def _recordable(self) -> bool:
+        """Whether steps may be recorded, as far as this loop goes: labels are looked at, dropout draws, processes wait
+        for one another, and so does a scaler of gradients."""
+        quiet = isinstance(self.goal, Distillation) and self.team.world == 1 and not self._scaler.is_enabled()
+        return quiet and self.device.type == "cuda" and all(map(takes_tensors, self._optimizers))
+
+    def _unlabelled(self, images: Tensor) -> Tensor:
+        return self._gradients(images, None, len(images))
+
+    def _gradients(self, images: Tensor, labels: Tensor | None, count: int) -> Tensor:
+        """Of the weights; the loss is returned. ``count``: images of all processes."""
+        _training_mode(self.model, dropout=self.goal.right == "top-1")
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        losses, _ = self.judged(self._network, images, labels)
+        self.team.words("ready")  # who failed up to here ends all, before they wait for its gradients
+        # DistributedDataParallel takes the mean over processes: this makes it the mean over the images of all.
+        loss = losses.sum() * (self.team.world / count)
+        self._scaler.scale(loss).backward()
+        return loss.detach().float()
+
+    def _move(self) -> None:
+        """The weights by their gradients; none of them where one has overflowed: clipped together, all would be NaN."""
+        moving = reached(self._optimizers)
+        for optimizer in moving:
+            self._scaler.unscale_(optimizer)
+        overflow = False
+        if self.settings.clip or self._scaler.is_enabled():
+            norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+            overflow = self._scaler.is_enabled() and not math.isfinite(norm)
+            if self.settings.clip and not overflow:
+                nn.utils.clip_grads_with_norm_(self.model.parameters(), self.settings.clip, norm)
+        for optimizer in () if overflow else moving:
+            self._scaler.step(optimizer)
+        self._scaler.update()
+
+    @torch.no_grad()
+    def _into(self, average: Any, weights: Any, number: Any) -> None:
+        torch._foreach_lerp_(average, weights, 1 - self.settings.decay(self._step))
+
+    def placed(self, batch: Batch) -> Tensor:
+        images = batch.images.to(self.device, non_blocking=True)
+        return images.to(self._dtype) if images.is_floating_point() else images
+
+    def judged(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Loss and rightness of every image."""
+        with torch.autocast(self.device.type, self._half) if self._half is not None else nullcontext():
+            try:
+                loss, right = network(images, labels)
+                return loss, right
+            except LeanconvError:
+                raise
+            except Exception as error:
+                raise model_failed(error, images) from error
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "scaler": self._scaler.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        for optimizer, found in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(found)
+        self._scaler.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+
+
+def _training_mode(model: nn.Module, *, dropout: bool) -> None:
+    """Batch norms keep their statistics: what the network learnt on is not what it is tuned on."""
+    model.train(dropout)
+    for module in model.modules():
+        if isinstance(module, BATCH_NORMS):
+            module.eval()
+
+
+def _half(precision: str, device: torch.device) -> torch.dtype | None:
+    """The dtype of mixed precision; by itself only where a GPU gains from it."""
+    if precision == "off" or (precision == "auto" and device.type != "cuda"):
+        return None
+    return torch.float16 if precision == "fp16" else torch.bfloat16

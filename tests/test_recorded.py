@@ -1,0 +1,140 @@
+"""Steps recorded as CUDA graphs: the same weights as without, and networks that cannot be recorded are trained too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import leanconv
+from leanconv.train import recorded, step
+from leanconv.train.augment import crop_and_flip
+from leanconv.train.finetune import FineTuned
+from tests.conftest import plain_network, smooth_images
+from tests.training import assert_same_bits
+
+on_a_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+class Around(nn.Module):
+    """A small network that does something else on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = plain_network(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        answer: Tensor = self.inner(self.before(x))
+        return answer
+
+    def before(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Reading(Around):
+    def before(self, x: Tensor) -> Tensor:
+        return x if float(x.sum()) > -1e9 else -x
+
+
+class Waiting(Around):
+    def before(self, x: Tensor) -> Tensor:
+        torch.cuda.synchronize()
+        return x
+
+
+class Drawing(Around):
+    def before(self, x: Tensor) -> Tensor:
+        return x + 0.01 * torch.randn_like(x)
+
+
+class Counting(Around):
+    def before(self, x: Tensor) -> Tensor:
+        return x * (1 + self.calls)
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[recorded.Steps]:
+    """The steps of every training."""
+    made: list[recorded.Steps] = []
+
+    class Noted(recorded.Steps):
+        def __init__(self, *given: object) -> None:
+            super().__init__(*given)  # type: ignore[arg-type]
+            made.append(self)
+
+    monkeypatch.setattr(step, "Steps", Noted)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    return made
+
+
+def tuned(model: nn.Module, **other: object) -> FineTuned:
+    model = model.cuda().eval()
+    images = smooth_images(64).cuda()
+    result = leanconv.accelerate(model, images, 2.0, samples=2000, progress=False, refine="none")
+    arguments = {"epochs": 3, "batch": 8, "augment": crop_and_flip(1), "checkpoint_every": 5, **other}
+    return leanconv.finetune(result, images, model, progress=False, **arguments)  # type: ignore[arg-type]
+
+
+def unrecorded(monkeypatch: pytest.MonkeyPatch, model: nn.Module, **other: object) -> FineTuned:
+    with monkeypatch.context() as changed:
+        changed.setattr(step.Stepper, "_recordable", lambda _: False)
+        return tuned(model, **other)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{}, {"optimizer": "adam"}, {"precision": "off"}, {"clip": 1e-3}, {"weight_decay": 0.1}, {"optimizer": "sgd"}],
+    ids=str,
+)
+class TestOnAGpu:
+    pytestmark = on_a_gpu
+
+    def test_the_same_weights_as_without(self, other, noted, monkeypatch):
+        found, plain = tuned(plain_network(), **other), unrecorded(monkeypatch, plain_network(), **other)
+        assert [steps._recording is not None for steps in noted] == [True] * (other != {"optimizer": "sgd"})
+        assert_same_bits(found.model, plain.model)
+        assert found.history.best > 0
+
+
+class TestOddNetworks:
+    pytestmark = on_a_gpu
+
+    @pytest.mark.parametrize("kind", [Reading, Waiting, Counting])
+    def test_are_trained_as_they_are(self, kind, noted, monkeypatch):
+        found, plain = tuned(kind()), unrecorded(monkeypatch, kind())
+        assert [steps._recording for steps in noted] == [None]
+        assert_same_bits(found.model, plain.model)
+        assert torch.isfinite(torch.rand(3, device="cuda")).all()  # the generator is whole
+
+    def test_that_draw_are_not_recorded(self, noted):
+        tuned(Drawing())
+        assert [steps._recording for steps in noted] == [None]
+
+    def test_a_run_that_was_ended_goes_on_to_the_same_weights(self, noted, tmp_path):
+        whole, shift, calls = tuned(plain_network()), crop_and_flip(1), 0
+
+        def ending(images: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == 13:
+                raise KeyboardInterrupt
+            return shift(images)
+
+        with pytest.raises(KeyboardInterrupt):
+            tuned(plain_network(), augment=ending, workdir=tmp_path)
+        again = tuned(plain_network(), augment=ending, workdir=tmp_path)
+        assert_same_bits(whole.model, again.model)
+
+
+def test_on_a_cpu_nothing_is_recorded(monkeypatch):
+    made: list[object] = []
+    monkeypatch.setattr(step, "Steps", lambda *given: made.append(given))
+    model, images = plain_network(), smooth_images(16)
+    result = leanconv.accelerate(model, images, 2.0, samples=500, progress=False, refine="none")
+    tuned = leanconv.finetune(result, images, model, epochs=5, batch=4, progress=False)
+    assert tuned.history.rows[-1].step == 15
+    assert not made
