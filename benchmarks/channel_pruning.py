@@ -8,13 +8,15 @@ least, by least squares (He, Zhang, Sun, "Channel Pruning for Accelerating Very 
 elimination in place of LASSO), until the network has p times fewer MACs; accelerate then does the rest of the speed-up.
 p = 1 is accelerate alone. Networks are made with four fifths of the calibration pictures and judged on the others, by
 the original's own answers. The ImageNet network is right and sure on every calibration picture tried, as if its head
-knew them: look there at the features, which no head is asked about. Writes benchmarks/results/channel_pruning.json/.md.
+knew them: look there at the features, which no head is asked about. Writes benchmarks/results/channel_pruning.json and
+.md; cells that are in there are not computed again.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -319,8 +321,10 @@ def markdown(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def measured(subject: Subject, options: argparse.Namespace, end: float) -> Iterator[dict[str, Any]]:
-    """The cells of a network, as far as there is time: what is known after each."""
+def measured(
+    subject: Subject, options: argparse.Namespace, end: float, known: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The cells of a network beside those ``known``, as far as there is time: what is known after each."""
     started = time.perf_counter()
     pictures = torch.cat(subject.calibration)
     pruning = Pruning(subject.model, pictures, positions=options.positions)
@@ -332,15 +336,16 @@ def measured(subject: Subject, options: argparse.Namespace, end: float) -> Itera
         "leanconv": leanconv.__version__,
         "images": {"calibration": len(pictures), "judged": len(subject.labels)},
         "positions": options.positions,
-        "pruned": [],
-        "cells": [],
+        "pruned": known.get("pruned", []),
+        "cells": known.get("cells", []),
     }
+    there = {(row["options"], row["speedup"], row["factor"]) for row in found["cells"]}
     networks: dict[float, Pruned | None] = {1.0: None}
     for factors in (options.factors[:FIRST], options.factors[FIRST:]):
         for way in options.ways:
             for speedup in options.speedups or SPEEDUPS[subject.name]:
                 for factor in factors:
-                    if time.monotonic() > end:
+                    if (way, speedup, factor) in there or time.monotonic() > end:
                         continue
                     if factor not in networks:
                         networks[factor] = pruned = pruning.prune(pruning.keeps(factor))
@@ -351,7 +356,7 @@ def measured(subject: Subject, options: argparse.Namespace, end: float) -> Itera
                             "seconds": pruned.seconds,
                             "kept": [len(one) for one in pruned.kept.values()],
                         }
-                        found["pruned"].append(row)
+                        found["pruned"] = [one for one in found["pruned"] if one["factor"] != factor] + [row]
                         print(f"pruned by {factor:g}: {told(row)}, kept {row['kept']}", flush=True)
                     row = cell(subject, pruning, networks[factor], speedup, way, **changed)
                     found["cells"].append({"options": way, "speedup": speedup, "factor": factor, **row})
@@ -384,10 +389,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
-    results: dict[str, dict[str, Any]] = {}
+    file = options.out / "channel_pruning.json"
+    results: dict[str, dict[str, Any]] = (
+        {one["model"]: one for one in json.loads(file.read_text())} if file.exists() else {}
+    )
     for name in options.model:
         subject = held_out(SUBJECTS[name](options.data, options.device, options.limit))
-        for results[name] in measured(subject, options, end):
+        for found in measured(subject, options, end, results.get(name, {})):
+            results[name] = found
             if options.beside:
                 for row in (*results[name]["pruned"], *results[name]["cells"]):
                     row["seconds"] = None
