@@ -36,7 +36,7 @@ def _before_and_after(
     train: Callable[[leanconv.Accelerated], leanconv.FineTuned],
 ) -> Table:
     """3d at every speed-up, and what ``train`` makes of it."""
-    rows, better = [], []
+    rows, fewer, nearer = [], [], []
     for speedup in subject.speedups:
         result, before = subject.accelerated(speedup, scheme="3d")
         started = time.perf_counter()
@@ -44,13 +44,18 @@ def _before_and_after(
         seconds = time.perf_counter() - started
         after = subject.score(tuned.model)
         rows.append([f"{speedup:g}x", *figures(subject, before), *figures(subject, after), seconds])
-        better.append(subject.increase(after) < subject.increase(before))
+        fewer.append(subject.increase(after) < subject.increase(before))
+        nearer.append(after.agreement > before.agreement)
     return {
         "title": f"3d before and after {what}",
         "heads": ["speed-up", *(f"{when}: {head}" for when in ("before", "after") for head in HEADS), "seconds"],
         "rows": rows,
         "settings": {key: str(value) for key, value in settings.items()},
-        "claims": [claim("fine-tuned beats not fine-tuned at every speed-up", all(better))],
+        # Errors are what the paper counts; where a speed-up loses nothing they are noise, and agreement says more.
+        "claims": [
+            claim("fine-tuned beats not fine-tuned at every speed-up", all(fewer)),
+            claim("fine-tuned agrees with the original more often at every speed-up", all(nearer)),
+        ],
         "paper": "VGG-16, 3d at 3x / 4x / 5x: 0.4 / 0.9 / 2.0; fine-tuned 0.0 / 0.3 / 1.0. SPP-10 at 4x: 1.6; 1.3.",
     }
 

@@ -76,11 +76,15 @@ class Steps:
         """Record, and believe it only if it agrees with the step as it is."""
         sample = self._sample
         del self._sample
+        generator = torch.cuda.default_generators[images.device.index]
+        whole = generator.clone_state()
         try:
             recording = _Recording(self._gradients, self._move, sample)
-        except RuntimeError as error:
+        except Exception as error:  # whatever a network's own code makes of it
+            # A recording that was broken off leaves the generator as if it went on.
+            generator.graphsafe_set_state(whole)
             self._refuse(str(error).splitlines()[0])
-            return self._plain(images)
+            return self._plain(images)  # where it was another error, it comes again
         if not recording.fits(images):
             return self._plain(images)
         found, wanted = recording.gradients(images).clone(), self._gradients(images)
