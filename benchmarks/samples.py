@@ -67,7 +67,7 @@ def markdown(cells: list[dict[str, Any]]) -> str:
         lines += [
             f"`python benchmarks/samples.py --model {model}` on {own[0]['machine']}: {own[0]['speedup']:g}x, "
             f"{fitted:,} pictures to accelerate with, {judged:,} others to judge by; medians of "
-            f"{len({one['seed'] for one in own})} seeds.",
+            f"up to {len({one['seed'] for one in own})} seeds; seconds of what ran alone on the machine.",
             "",
             "| `samples` | fitted to, mean of the layers | KL | seconds |",
             "|---|---|---|---|",
@@ -75,10 +75,10 @@ def markdown(cells: list[dict[str, Any]]) -> str:
         for way in WAYS:
             found = [one for one in own if one["way"] == way]
             if found:
-                samples, kl, seconds = (
-                    statistics.median(one[key] for one in found) for key in ("samples", "kl", "seconds")
-                )
-                lines.append(f"| {way} | {samples:,.0f} | {kl:.4f} | {seconds:.1f} |")
+                samples, kl = (statistics.median(one[key] for one in found) for key in ("samples", "kl"))
+                alone = [one["seconds"] for one in found if one["seconds"] is not None]
+                seconds = f"{statistics.median(alone):.1f}" if alone else ""
+                lines.append(f"| {way} | {samples:,.0f} | {kl:.4f} | {seconds} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -89,6 +89,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", choices=list(NETWORKS), default=["vgg16-imagenet"])
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--beside", action="store_true", help="other jobs run on the machine: seconds are not kept")
     parser.add_argument("--limit", type=int, help="pictures, for a trial")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -103,6 +104,8 @@ def main() -> None:
         for seed in options.seeds:
             for way in options.ways:
                 cells.append(cell(subject, SPEEDUPS[name], way, seed))
+                if options.beside:
+                    cells[-1]["seconds"] = None
                 print({key: cells[-1][key] for key in ("model", "way", "seed", "kl", "seconds", "samples")}, flush=True)
     keep(options.out, "samples", cells, markdown(cells))
 

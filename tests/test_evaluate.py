@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import sys
 import tarfile
 from pathlib import Path
@@ -18,12 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from leanconv import LeanconvError
+from leanconv.cli.main import run
 from leanconv.evaluate.classification import answers, averaged, logits_and_labels, logits_of
 from leanconv.evaluate.compare import compare, kl_divergence, paired_interval
 from leanconv.evaluate.labels import ClassIndices, class_indices, labelled
 from leanconv.images import Preprocess, TenViews, find_pictures, held_out, read_all, stream
 from tests.test_cli import COMMON, leanconv_command, place  # noqa: F401
 from tests.test_images import SMALL, write_picture
+from tests.training import apart
 
 
 def encoded(size: tuple[int, int] = (30, 24), seed: int = 0, form: str = "PNG") -> bytes:
@@ -493,6 +496,52 @@ def test_original_and_accelerated_side_by_side(place: Path, leanconv_command) ->
     code, out, _ = leanconv_command("evaluate fast fast --model net.py:build --data photos --workers 0 --json --quiet")
     found = json.loads(out)
     assert (code, found["agreement"], found["kl"], found["top1"]["within_noise"]) == (0, 1.0, 0.0, True)
+
+
+def evaluate_apart(folder: Path, arguments: str) -> None:
+    """In a process of torchrun's: what is shown, and what went wrong, in files of its own."""
+    os.chdir(folder)
+    sys.argv = ["leanconv", "evaluate", *arguments.split(), "--workers", "0", "--device", "cpu", "--quiet"]
+    rank = os.environ["RANK"]
+    with open(f"shown-{rank}", "w") as sys.stdout, open(f"said-{rank}", "w") as sys.stderr:
+        run()
+
+
+def test_two_processes_find_what_one_finds(place: Path, leanconv_command) -> None:  # noqa: F811
+    """Of 101 pictures, 50 and 51; one cannot be read, which is too many for its share and not for all."""
+    for number in range(4, 97):
+        write_picture(place / "photos" / "cat" / f"{number:02d}.png", 2 * number)
+    (place / "photos" / "dog" / "0.png").write_bytes(b"no picture")
+    with (place / "net.py").open("a") as file:
+        file.write("\ndef other():\n    model = build()\n    model[0].weight.data *= 1.5\n    return model\n")
+    for views in ("1", "10"):
+        asked = f"net.py:build net.py:other --data photos --size 16 --views {views} --json"
+        code, out, err = leanconv_command(f"evaluate {asked} --workers 0 --device cpu --quiet")
+        assert code == 0, err
+        assert apart(evaluate_apart, place, asked, processes=2) == [0, 0]
+        assert (place / "shown-1").read_text() == ""
+        one, two = json.loads(out), json.loads((place / "shown-0").read_text())
+        assert two.pop("unreadable") == one.pop("unreadable") == ["dog/0.png"]
+        assert two.pop("kl") == pytest.approx(one.pop("kl"), rel=1e-2)  # 2e-5, of numbers in single precision
+        assert two == one
+
+
+def test_too_many_that_no_process_saw_alone(place: Path) -> None:  # noqa: F811
+    for label in ("cat", "dog"):
+        (place / "photos" / label / "3.png").write_bytes(b"no picture")
+        for number in range(4, 60):
+            write_picture(place / "photos" / label / f"{number:02d}.png", 4 * number)
+    assert apart(evaluate_apart, place, "net.py:build --data photos --size 16", processes=2) == [2, 2]
+    assert "2 of 120 images cannot be read (cat/3.png, dog/3.png), more than 1 %" in (place / "said-0").read_text()
+
+
+def test_processes_without_a_picture_and_detectors_are_refused(place: Path) -> None:  # noqa: F811
+    asked = "net.py:build --data photos --size 16 --limit 1"
+    assert apart(evaluate_apart, place, asked, processes=2) == [2, 2]
+    assert "there are 1 images for 2 processes; use fewer processes." in (place / "said-0").read_text()
+    asked = "ssdlite320_mobilenet_v3_large --weights none --data photos"
+    assert apart(evaluate_apart, place, asked, processes=2) == [2, 2]
+    assert "detectors are measured in one process, and torchrun has started 2" in (place / "said-0").read_text()
 
 
 def test_evaluate_takes_val_of_train_and_val(place: Path, leanconv_command) -> None:  # noqa: F811

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -128,6 +130,109 @@ class TestOddNetworks:
             tuned(plain_network(), augment=ending, workdir=tmp_path)
         again = tuned(plain_network(), augment=ending, workdir=tmp_path)
         assert_same_bits(whole.model, again.model)
+
+
+class Pretended:
+    """A GPU's generator, and a recording that runs the step instead: what is asked of them, without one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, off: float = 0.0, breaks: bool = False, free: int = 100):
+        self.offset, self.put_back, self.moves, self.replayed = 0, False, 0, 0
+        pretended = self
+
+        class Recording:
+            def __init__(self, gradients, move, images: Tensor) -> None:
+                if breaks:
+                    raise RuntimeError("operation not permitted when stream is capturing")
+                self._gradients, self._move, self._shape = gradients, move, images.shape
+
+            def fits(self, images: Tensor) -> bool:
+                return images.shape == self._shape
+
+            def gradients(self, images: Tensor) -> Tensor:
+                return self._gradients(images) + off
+
+            def step(self, images: Tensor) -> Tensor:
+                pretended.replayed += 1
+                loss = self.gradients(images)
+                self._move()
+                return loss
+
+        monkeypatch.setattr(recorded, "_Recording", Recording)
+        monkeypatch.setattr(recorded, "_taken", lambda device: 40)
+        monkeypatch.setattr(recorded, "_free", lambda device: free)
+        monkeypatch.setattr(recorded, "_no_waiting", nullcontext)
+        monkeypatch.setattr(torch.cuda, "default_generators", {None: self})
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def clone_state(self) -> Pretended:
+        return self
+
+    def graphsafe_set_state(self, state: object) -> None:
+        self.put_back = state is self
+
+    def moved(self) -> None:
+        self.moves += 1
+
+    def run(self, gradients=lambda images: images.sum(), steps: int = 10) -> tuple[float, ...]:
+        taken = recorded.Steps(gradients, self.moved)
+        return tuple(float(taken(torch.full((2,), float(number)))) for number in range(steps))
+
+
+class TestRules:
+    """Every step moves the weights once and has the loss of its own images, recorded or not."""
+
+    expected = tuple(2.0 * number for number in range(10))
+
+    def test_from_the_fourth_step_on_it_is_recorded(self, monkeypatch):
+        gpu = Pretended(monkeypatch)
+        assert gpu.run() == self.expected
+        assert (gpu.moves, gpu.replayed) == (10, 10 - recorded.BEFORE)
+
+    def test_images_of_another_shape_are_run(self, monkeypatch):
+        gpu = Pretended(monkeypatch)
+        steps = recorded.Steps(lambda images: images.sum(), gpu.moved)
+        found = [float(steps(torch.ones(count))) for count in (2, 2, 2, 2, 3, 2)]
+        assert found == [2, 2, 2, 2, 3, 2]
+        assert (gpu.moves, gpu.replayed) == (6, 2)
+
+    def test_a_recording_of_another_loss_is_not_believed(self, monkeypatch):
+        gpu = Pretended(monkeypatch, off=1.0)
+        assert gpu.run() == self.expected
+        assert (gpu.moves, gpu.replayed) == (10, 0)
+
+    def test_one_that_breaks_off_leaves_the_generator_whole(self, monkeypatch):
+        gpu = Pretended(monkeypatch, breaks=True)
+        assert gpu.run() == self.expected
+        assert (gpu.moves, gpu.replayed, gpu.put_back) == (10, 0, True)
+
+    def test_what_draws_or_finds_no_room_is_not_recorded(self, monkeypatch):
+        gpu = Pretended(monkeypatch)
+
+        def drawing(images: Tensor) -> Tensor:
+            gpu.offset += 4
+            return images.sum()
+
+        assert gpu.run(drawing) == self.expected
+        assert (gpu.moves, gpu.replayed) == (10, 0)
+        full = Pretended(monkeypatch, free=89)
+        assert full.run() == self.expected
+        assert (full.moves, full.replayed) == (10, 0)
+
+    def test_an_error_of_the_network_itself_is_raised(self, monkeypatch):
+        gpu, calls = Pretended(monkeypatch), 0
+
+        def failing(images: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls >= recorded.BEFORE:
+                raise ValueError("the network's own")
+            return images.sum()
+
+        with pytest.raises(ValueError, match="the network's own"):
+            gpu.run(failing)
+        assert gpu.moves == recorded.BEFORE - 1
 
 
 def test_on_a_cpu_nothing_is_recorded(monkeypatch):

@@ -13,8 +13,14 @@ from leanconv.cli.record import Record, folder_to_record
 from leanconv.errors import LeanconvError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from torch import Tensor, nn
+
     from leanconv.cli.saved import Opened
-    from leanconv.images import Preprocess
+    from leanconv.evaluate.labels import ClassIndices
+    from leanconv.images import Picture, Preprocess
 
 Data = Annotated[
     str,
@@ -85,15 +91,16 @@ def evaluate(
     leanconv evaluate vgg16 vgg16-4x --data imagenet/val --record
 
     leanconv evaluate fasterrcnn_resnet50_fpn --data VOCdevkit/VOC2012
+
+    torchrun --nproc-per-node 4 -m leanconv evaluate vgg16 vgg16-4x --data imagenet/val
     """
     from leanconv.cli.evaluate_detector import Asked, evaluate_detectors
     from leanconv.entrance import check_model
-    from leanconv.evaluate.classification import NAMELESS, accuracy, answers
+    from leanconv.evaluate.classification import NAMELESS, accuracy
     from leanconv.evaluate.compare import compare
     from leanconv.evaluate.labels import class_indices, labelled
-    from leanconv.images import TenViews, find_pictures, held_out, stream
+    from leanconv.images import TenViews, find_pictures, held_out
     from leanconv.images.batches import spread
-    from leanconv.progress import reporter
     from leanconv.records import write_record
 
     if views not in (1, 10):
@@ -109,9 +116,13 @@ def evaluate(
     ]
     for network in networks:
         check_model(network.model)
-    place = given.pick_device(device)
     picturing = {"size": size, "resize": resize, "channels": channels, "mean": mean, "std": std}
     if _all_detectors(specs, networks):
+        if given.processes() > 1:
+            raise LeanconvError(
+                f"detectors are measured in one process, and torchrun has started {given.processes()}; run leanconv "
+                "evaluate by itself."
+            )
         _refuse({**picturing, "labels": labels, "views": None if views == 1 else views}, "classifiers")
         asked = Asked(
             data=data,
@@ -121,7 +132,7 @@ def evaluate(
             limit=limit,
             batch=batch or 8,
             workers=given.pick_workers(workers),
-            device=place,
+            device=given.pick_device(device),
             record=folder,
             as_json=as_json,
             quiet=quiet,
@@ -137,19 +148,21 @@ def evaluate(
     pictures = spread(pictures, limit or len(pictures))
     prepare = _preprocess(networks, specs, **picturing)
     batch = batch or 32
-    together = max(1, batch // views)  # pictures; all their views are no more than a batch
-    bad: list[str] = []
-    batches = stream(
-        pictures,
-        TenViews(prepare) if views > 1 else prepare,
-        batch=together,
-        workers=given.pick_workers(workers),
-        pin=place.type == "cuda",
-        bad=bad,
-    )
-    with reporter(not quiet).stage("evaluating", -(-len(pictures) // together)) as stage:
-        named = [(spec if other else NAMELESS, network.model) for spec, network in zip(specs, networks, strict=True)]
-        logits, truth = answers(named, batches, mapping, place, at_once=batch, step=stage.advance)
+    named = [(spec if other else NAMELESS, network.model) for spec, network in zip(specs, networks, strict=True)]
+    with given.team(device) as (place, lead):
+        logits, truth, bad = _answers(
+            named,
+            pictures,
+            mapping,
+            place,
+            prepare=TenViews(prepare) if views > 1 else prepare,
+            together=max(1, batch // views),
+            at_once=batch,
+            workers=given.pick_workers(workers),
+            quiet=quiet,
+        )
+    if not lead:
+        return
     about = {"data": source, "views": views, "unreadable": bad}
     if other is not None:
         comparison = compare(logits[0], logits[1], truth, original=model, other=other)
@@ -166,6 +179,53 @@ def evaluate(
         print_json({**vars(found), **about, "model": model})
     else:
         print(f"{model}: top-1 {100 * found.top1:.2f} %, top-5 {100 * found.top5:.2f} % of {found.images} images")
+
+
+def _answers(
+    networks: list[tuple[str, nn.Module]],
+    pictures: Sequence[Picture],
+    classes: ClassIndices,
+    place: torch.device,
+    *,
+    prepare: Callable[[bytes], Tensor],
+    together: int,
+    at_once: int,
+    workers: int,
+    quiet: bool,
+) -> tuple[list[Tensor], Tensor, list[str]]:
+    """Outputs of every network, true classes and unreadable pictures: of all processes, in each of them. ``together``
+    pictures are read at a time: all their views are no more than ``at_once``."""
+    import torch
+
+    from leanconv.evaluate.classification import answers
+    from leanconv.images import stream
+    from leanconv.images.batches import refuse_too_many
+    from leanconv.progress import reporter
+    from leanconv.team import Team
+
+    team = Team(place)
+    if len(pictures) < team.world:
+        raise LeanconvError(f"there are {len(pictures)} images for {team.world} processes; use fewer processes.")
+    # Not each so-manieth: what the processes find, one behind the other, is in the order of a process alone.
+    first, last = (len(pictures) * number // team.world for number in (team.rank, team.rank + 1))
+    bad: list[str] = []
+    with team.ending_all():
+        batches = stream(
+            pictures[first:last],
+            prepare,
+            batch=together,
+            workers=workers,
+            pin=place.type == "cuda",
+            out_of=len(pictures),
+            bad=bad,
+        )
+        with reporter(not quiet and team.lead).stage("evaluating", -(-(last - first) // together)) as stage:
+            mine = answers(networks, batches, classes, place, at_once=at_once, step=stage.advance)
+        found = team.words((*mine, bad))
+    every = [name for one in found for name in one[2]]
+    refuse_too_many(every, len(pictures))
+    logits = [torch.cat([one[0][number] for one in found]) for number in range(len(networks))]
+    return logits, torch.cat([one[1] for one in found]), every
 
 
 def _all_detectors(specs: list[str], networks: list[Opened]) -> bool:

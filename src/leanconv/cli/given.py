@@ -289,10 +289,15 @@ def pick_device(asked: str | None) -> torch.device:
         raise LeanconvError(f"--{error}") from None
 
 
+def processes() -> int:
+    """How many torchrun has started, this one among them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @contextmanager
 def team(asked: str | None) -> Iterator[tuple[torch.device, bool]]:
     """This process's device, and whether it leads. Under torchrun, with the process group every process joins."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if processes() == 1:
         yield pick_device(asked), True
         return
     import torch

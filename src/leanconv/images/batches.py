@@ -94,11 +94,14 @@ def leave_out(
     for name, reason in pictures:
         bad.append(name)
         warn(f"cannot read {name} ({reason}); it is left out.")
-        if len(bad) > TOLERATED * total:
-            raise LeanconvError(
-                f"{len(bad)} of {total} images cannot be read ({listing(bad, 3)}), more than 1 %; repair or remove "
-                "them."
-            )
+        refuse_too_many(bad, total)
+
+
+def refuse_too_many(bad: Sequence[str], total: int) -> None:
+    if len(bad) > TOLERATED * total:
+        raise LeanconvError(
+            f"{len(bad)} of {total} images cannot be read ({listing(bad, 3)}), more than 1 %; repair or remove them."
+        )
 
 
 @dataclass(frozen=True)
