@@ -18,7 +18,7 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,9 +42,14 @@ from leanconv.engine import Engine
 from leanconv.network.sites import Site
 from leanconv.network.survey import survey
 from leanconv.solve.moments import Moments
+from leanconv.train import goals
+from leanconv.train.refine import distilled
 
+CLOSED = {"samples": 150_000, "refine": "closed-form", "ranks": "sensitivity"}
+DISTILLED = "then distilled"  # as accelerate's own refine="distill" does, from the original as it was
 WAYS: dict[str, dict[str, Any]] = {
-    "closed form, sensitivity": {"samples": 150_000, "refine": "closed-form", "ranks": "sensitivity"},
+    "closed form, sensitivity": CLOSED,
+    DISTILLED: CLOSED,
     "plain": {"refine": "none"},
 }
 SPEEDUPS = {"vgg16-imagenet": (4.0, 5.0), "vgg16-cifar10": (4.0, 6.0)}
@@ -252,6 +257,23 @@ class Pruning:
             yield
 
 
+@contextmanager
+def showing(original: nn.Module, kept: dict[str, Tensor]) -> Iterator[None]:
+    """A distillation sees the maps of those filters only that a pruned network has kept."""
+    plain = goals._watched
+    whole = {name: layer.out_channels for name, layer in original.named_modules() if isinstance(layer, nn.Conv2d)}
+
+    @contextmanager
+    def watched(network: nn.Module, places: Sequence[str]) -> Iterator[goals.Maps]:
+        with plain(network, places) as seen:
+            yield seen
+        for place, stay in kept.items():
+            seen[place] = [maps[:, stay] if maps.shape[1] == whole[place] else maps for maps in seen.get(place, [])]
+
+    with patch.object(goals, "_watched", watched):
+        yield
+
+
 def resize(convolution: nn.Conv2d, weight: Tensor, bias: Tensor) -> None:
     convolution.out_channels, convolution.in_channels = weight.shape[:2]
     dtype = convolution.weight.dtype
@@ -282,6 +304,12 @@ def cell(
         with pruning.answering(pruned.kept):
             rest = speedup * pruned.macs / pruning.macs
             result = leanconv.accelerate(pruned.model, subject.calibration, rest, progress=False, **arguments)
+    if way == DISTILLED:
+        kept = {} if pruned is None else pruned.kept
+        original = subject.model if pruned is None else pruning.model
+        pictures = torch.cat(subject.calibration)
+        with showing(original, kept):
+            result = distilled(result, original, pictures, seed=0, device=pictures.device, workdir=None, progress=False)
     seconds = time.perf_counter() - started
     return {"macs": pruning.macs / result.macs_after, **judged(subject, result.model), "seconds": seconds}
 
