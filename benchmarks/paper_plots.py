@@ -121,6 +121,7 @@ PLOTS: dict[str, Callable[[Table, Axes], None]] = {
     "jaderberg": _by_speed(1),
     "3d": _two("channel", "3d"),
     "finetuned": _two("before", "after"),
+    "past": _two("before", "after"),
     "labels": _two("before", "after"),
     "scratch": _bars("error increase", "increase of error, points"),
     "speed": _bars("time ratio", "times faster than the original"),

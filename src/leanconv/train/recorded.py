@@ -9,6 +9,7 @@ that running it finds, on images it was not recorded with.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,6 +32,7 @@ class Steps:
     def __init__(self, gradients: Callable[[Tensor], Tensor], move: Callable[[], None]):
         self._gradients, self._move = gradients, move
         self._done = 0
+        self._sample: Tensor | None = None  # what is recorded with
         self._recording: _Recording | None = None
         self._refused = False
 
@@ -69,13 +71,13 @@ class Steps:
         if ROOM * _taken(images.device) > _free(images.device):
             self._refuse("there is not memory enough")
         self._move()
-        self._sample = images.clone()
+        self._sample = None if self._refused else images.clone()
         return loss
 
     def _recorded(self, images: Tensor) -> Tensor:
         """Record, and believe it only if it agrees with the step as it is."""
-        sample = self._sample
-        del self._sample
+        sample, self._sample = self._sample, None
+        assert sample is not None
         generator = torch.cuda.default_generators[images.device.index]
         whole = generator.clone_state()
         try:
@@ -83,7 +85,7 @@ class Steps:
         except Exception as error:  # whatever a network's own code makes of it
             # A recording that was broken off leaves the generator as if it went on.
             generator.graphsafe_set_state(whole)
-            self._refuse(str(error).splitlines()[0])
+            self._refuse((str(error) or type(error).__name__).splitlines()[0])
             return self._plain(images)  # where it was another error, it comes again
         if not recording.fits(images):
             return self._plain(images)
@@ -138,7 +140,9 @@ def _free(device: torch.device) -> int:
 def _no_waiting() -> Iterator[None]:
     """Whatever would wait for the GPU is an error."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it does not see everything: recording sees the rest
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
