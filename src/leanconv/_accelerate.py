@@ -13,6 +13,7 @@ from torch import nn
 
 from leanconv.calibrate.batches import Batches, check_images, take
 from leanconv.calibrate.detections import Detections
+from leanconv.calibrate.heap import heap_at_hand
 from leanconv.calibrate.memory import Memory, parse_memory
 from leanconv.engine import Clock, Engine
 from leanconv.entrance import check_model, copied, device_of, parse_device, quiet_collector, untouched_rng
@@ -251,5 +252,5 @@ def _entered(model: nn.Module, options: Options, device: torch.device | str | No
     check_model(model)
     place = device_of(model) if device is None else parse_device(device)
     # A caller in inference mode still gets a network that can be trained.
-    with untouched_rng(options.seed), quiet_collector(), torch.inference_mode(False):
+    with untouched_rng(options.seed), quiet_collector(), heap_at_hand(), torch.inference_mode(False):
         yield place

@@ -21,11 +21,12 @@ from torch import nn
 
 from leanconv.calibrate.batches import Batch, Batches, log, out_of_memory
 from leanconv.calibrate.cutting import Cutting, cutting, tape_of
-from leanconv.calibrate.memory import Memory, give_back
+from leanconv.calibrate.heap import give_back
+from leanconv.calibrate.memory import Memory
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
-from leanconv.calibrate.samples import Piece, Samples, joined
+from leanconv.calibrate.samples import Joining, Piece, Samples
 from leanconv.calibrate.script import CannotCut
 from leanconv.calibrate.stream import Cut, Rerun, Stream
 from leanconv.calibrate.tapes import Tapes
@@ -83,6 +84,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.device = self.memory.device
         self.inputs = Inputs(self.memory)
+        self._joined = Joining()
         per_image = max(1, -(-self.options.most_samples // self.batches.images))
         self.positions = Positions(
             per_image=per_image, images=self.batches.images, seed=self.options.seed, device=self.device
@@ -210,15 +212,13 @@ class Engine:
                 if name in done:
                     continue
                 with self.clock.stage("accelerated network"):
-                    pieces = self.team.gather(stream.pieces(probes[name], stage.advance))
+                    given = self._given(stream, probes[name], stage.advance)
                 fit: Fit | None = None
-                if self.team.lead:
+                if given is not None:
                     with self.clock.stage("solving"):
-                        given = joined(pieces)
-                        pieces.clear()
                         fit = solve(name, targets.get(name), given)
-                        del given
                         targets.drop(name)
+                        given = None
                 fit = self.kept(number, name, fit)
                 with self.clock.stage("solving"):
                     put(name, fit)
@@ -229,6 +229,13 @@ class Engine:
                 stage.advance()
                 stage.solved(describe(name, fit.error), number, len(probes))
         return errors
+
+    def _given(self, stream: Stream, probe: Probe, step: Callable[[], None]) -> Responses | None:
+        """What ``probe`` responds in the network as it stands, at the lead."""
+        pieces = stream.pieces(probe, step)
+        if self.team.world > 1:
+            pieces = self.team.gather(list(pieces))
+        return self._joined(pieces, self._expected(probe)["rows"]) if self.team.lead else None
 
     def restored(self) -> dict[str, Fit]:
         """The sites an earlier process has solved."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import re
 import shutil
@@ -51,12 +49,6 @@ def free_host() -> int:
     except (OSError, ValueError):  # no such group, or "max"
         pass
     return max(free, 0)
-
-
-def give_back() -> None:
-    """Hand memory that is free but scattered over the heap back to the system; only glibc keeps it."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Memory:

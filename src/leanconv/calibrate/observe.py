@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +70,7 @@ def observe(
     step: Callable[[], None] = lambda: None,
     whole: dict[str, Seen] | None = None,
     tapes: Tapes | None = None,
-    walk: Callable[[Batch], dict[str, Responses] | None] = lambda batch: None,
+    walk: Callable[[Batch], Iterable[tuple[str, Responses]] | None] = lambda batch: None,
 ) -> None:
     """Hand the responses of every probe to ``take``, batch by batch.
 
@@ -86,7 +86,7 @@ def observe(
     def work(batch: Batch) -> None:
         known = walk(batch)
         if known is not None:
-            for name, found in known.items():
+            for name, found in known:
                 take(name, batch.first, found)
             step()
             return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from leanconv.calibrate.memory import Memory, Place
 from leanconv.calibrate.probe import Responses
+from leanconv.calibrate.rows import Room, Rows
 from leanconv.errors import LeanconvError
 
 # Of what is free, so much for the responses of one site at most: the frontiers want memory too.
@@ -26,7 +29,7 @@ class _Kept:
     place: Place
     size: int  # bytes reserved for it
     pieces: list[Piece] = field(default_factory=list)
-    arrays: dict[str, Tensor] = field(default_factory=dict)
+    arrays: dict[str, Rows] = field(default_factory=dict)
     files: dict[str, IO[bytes]] = field(default_factory=dict)
     rows: int = 0
     width: int = 0
@@ -58,7 +61,7 @@ class Samples:
         kept = _Kept(place, 0 if self._folder else size, width=width, adds=adds)
         kept.dtype = str(dtype).removeprefix("torch.")
         if place == "host":
-            kept.arrays = {end: torch.empty(rows, width, dtype=dtype) for end in kept_parts(adds)}
+            kept.arrays = {end: Rows(rows, width, dtype) for end in kept_parts(adds)}
         self._kept[name] = kept
 
     def add(self, name: str, first: int, found: Responses) -> None:
@@ -69,11 +72,7 @@ class Samples:
             if tensor is None or kept.place == "device":
                 continue
             if kept.place == "host":
-                if len(kept.arrays[end]) < kept.rows + len(tensor):  # more than was expected
-                    more = tensor.new_empty(2 * (kept.rows + len(tensor)), kept.width, device="cpu")
-                    more[: kept.rows] = kept.arrays[end][: kept.rows]
-                    kept.arrays[end] = more
-                kept.arrays[end][kept.rows : kept.rows + len(tensor)] = tensor
+                kept.arrays[end].add(tensor)
                 continue
             if end not in kept.files:
                 kept.files[end] = self._file(name, end)
@@ -91,9 +90,9 @@ class Samples:
         if kept.place == "disk":
             return Responses(self._read(kept, "y"), self._read(kept, "addend") if kept.adds else None)
         if kept.place == "host":
-            parts = [kept.arrays[end][: kept.rows].to(self._memory.device) for end in kept_parts(kept.adds)]
+            parts = [kept.arrays[end].found.to(self._memory.device) for end in kept_parts(kept.adds)]
         else:
-            return joined(kept.pieces)
+            return joined([found for _, found in kept.pieces])
         return Responses(*parts)
 
     def _read(self, kept: _Kept, end: str) -> Tensor:
@@ -140,10 +139,34 @@ class Samples:
         return samples
 
 
-def joined(pieces: list[Piece]) -> Responses:
+class Joining:
+    """Makes one of the pieces of a site, and then of the next, whose responses take the place of the last one's."""
+
+    def __init__(self) -> None:
+        self._rooms = Room(), Room()  # of y and of the addend
+
+    def __call__(self, pieces: Iterable[Piece], rows: int) -> Responses:
+        """Pieces, in their order, as one, of about so many ``rows``. On the host each is written where it stays as it
+        comes."""
+        every = iter(pieces)
+        first = next(every)[1]
+        if first.y.device.type != "cpu":
+            return joined([first, *(found for _, found in every)])
+        y = Rows(rows, first.y.shape[1], first.y.dtype, self._rooms[0])
+        addend = None
+        if first.addend is not None:
+            addend = Rows(rows, first.addend.shape[1], first.addend.dtype, self._rooms[1])
+        for found in chain([first], (found for _, found in every)):
+            y.add(found.y)
+            if addend is not None and found.addend is not None:
+                addend.add(found.addend)
+        return Responses(y.found, None if addend is None else addend.found)
+
+
+def joined(pieces: list[Responses]) -> Responses:
     """Pieces, in their order, as one."""
-    addends = [found.addend for _, found in pieces if found.addend is not None]
-    return Responses(torch.cat([found.y for _, found in pieces]), torch.cat(addends) if addends else None)
+    addends = [found.addend for found in pieces if found.addend is not None]
+    return Responses(torch.cat([found.y for found in pieces]), torch.cat(addends) if addends else None)
 
 
 def file_name(name: str, end: str) -> str:

@@ -6,7 +6,7 @@ the accelerated network. *Rerun*: every site costs a pass up to it; for networks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from leanconv.calibrate.batches import Batch, Batches, log, out_of_memory
-from leanconv.calibrate.memory import Memory, Packed, Place, give_back
+from leanconv.calibrate.heap import give_back
+from leanconv.calibrate.memory import Memory, Packed, Place
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
@@ -25,14 +26,14 @@ from leanconv.calibrate.walk import Inputs, responses_at
 from leanconv.network.sites import Site
 from leanconv.network.tape import Tape
 
-# On a CPU, after so many batches, memory they have left scattered is given back to the system.
-TIDY = 8
+# On a CPU, after frontiers of so many bytes, memory they have left scattered is given back to the system.
+TIDY = 256 << 20
 
 
 class Stream(Protocol):
     order: list[str]  # the sites, as they must be asked for
 
-    def pieces(self, probe: Probe, step: Callable[[], None]) -> list[Piece]:
+    def pieces(self, probe: Probe, step: Callable[[], None]) -> Iterable[Piece]:
         """Responses of ``probe``, batch by batch, in the network as it stands."""
         ...
 
@@ -103,21 +104,23 @@ class Cut:
         self.order = orders[0]
         self._frontiers: dict[tuple[int, int], _Frontier] = {}
 
-    def pieces(self, probe: Probe, step: Callable[[], None]) -> list[Piece]:
-        found: list[Piece] = []
-        for number, batch in enumerate(self._batches):
-            if self._memory.fastest == "host" and number % TIDY == TIDY - 1:
+    def pieces(self, probe: Probe, step: Callable[[], None]) -> Iterator[Piece]:
+        moved = 0
+        for batch in self._batches:
+            moved += self._script(batch).frontier_bytes(probe.site.name, batch.size)
+            if self._memory.fastest == "host" and moved >= TIDY:
                 give_back()
+                moved = 0
             try:
-                found.append((batch.first, self._at(probe, batch)))
+                found = self._at(probe, batch)
             except Exception as error:
                 if not out_of_memory(error):
                     raise
                 # Once more from the images, with no other batch in the way.
                 self._evict()
-                found.append((batch.first, self._at(probe, batch)))
+                found = self._at(probe, batch)
+            yield batch.first, found
             step()
-        return found
 
     def _at(self, probe: Probe, batch: Batch) -> Responses:
         script, key = self._script(batch), (batch.first, batch.size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -88,17 +88,16 @@ class Walk:
             return False
         return True
 
-    def __call__(self, batch: Batch) -> dict[str, Responses]:
-        """Responses of every probe."""
+    def __call__(self, batch: Batch) -> Iterator[tuple[str, Responses]]:
+        """Responses of every probe, one by one: memory they leave then serves the next."""
         script = self._script(batch)
-        found: dict[str, Responses] = {}
         env, begin = script.start(self._inputs.get(batch)), 0
         for name in script.order:
             probe, stop = self._probes[name], script.stops[name]
             script.run(env, self._model, begin, stop.step)
             begin = stop.step
             if not probe.own_output or probe.site.calls > 1:
-                found[name] = responses_at(probe, batch, env, stop, self._positions)
+                yield name, responses_at(probe, batch, env, stop, self._positions)
                 continue
             x = env[stop.inputs[0]]
             chosen = chosen_at(probe, x, batch, self._positions)
@@ -108,8 +107,7 @@ class Walk:
                 y = probe.from_input(x, chosen)
             else:
                 y, begin = probe.outputs(output, chosen), stop.step + 1
-            found[name] = Responses(y, addend)
-        return found
+            yield name, Responses(y, addend)
 
     def _script(self, batch: Batch) -> Script:
         key = self._tapes.key(batch)
