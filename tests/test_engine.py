@@ -14,6 +14,7 @@ import leanconv
 from leanconv import engine as engine_module
 from leanconv import job as job_module
 from leanconv.calibrate import cutting as cutting_module
+from leanconv.calibrate import heap
 from leanconv.calibrate.batches import take
 from leanconv.calibrate.cutting import Cutting
 from leanconv.calibrate.memory import Memory, Packed, parse_memory
@@ -337,3 +338,18 @@ def test_seconds_are_reported(images: Tensor) -> None:
     result = run(plain_network().double(), images)
     assert set(result.seconds) >= {"preparing", "original network", "accelerated network", "solving"}
     assert result.to_json()["seconds"] == result.seconds
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+def test_the_heap_is_as_before_behind_a_run_and_never_touched_where_its_owner_has_set_it(
+    theirs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    if theirs:
+        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
+    kept: list[int] = []
+    monkeypatch.setattr(heap, "_set", kept.append)
+    with pytest.raises(KeyError), heap.heap_at_hand():
+        raise KeyError
+    assert kept == ([] if theirs else [heap.AT_HAND, heap._FREE])

@@ -105,7 +105,7 @@ def test_a_process_that_dies_ends_all_and_the_workdir_goes_on(tmp_path: Path) ->
     work = str(tmp_path / "work")
     text = f"""
 import os, leanconv.engine
-put = leanconv.engine.joined
+put = leanconv.engine.Joining.__call__
 count = 0
 def dies(*given):
     global count
@@ -113,7 +113,7 @@ def dies(*given):
     if count == 2:
         os.kill(os.getpid(), 9)
     return put(*given)
-leanconv.engine.joined = dies
+leanconv.engine.Joining.__call__ = dies
 batches = list(smooth_images(40, 32).split(8))
 leanconv.accelerate(plain_network(), batches, 2.0, samples=4000, progress=False, workdir={work!r})
 """

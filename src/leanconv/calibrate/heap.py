@@ -15,8 +15,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 # and go back to it at once; 64 MB that are free at the heap's end do too.
 _LARGE, _FREE = 32 << 20, 64 << 20
 
-# While a network runs: a small batch leaves more than 64 MB between two of its layers, and wants it again at once.
-# Getting it from the system, wiped and page by page, takes a fifth of a pass.
+# While a network runs: its layers leave more than that, and want it again at once. The system gives memory page by
+# page, each wiped first.
 AT_HAND = 256 << 20
 
 

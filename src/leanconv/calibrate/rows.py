@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 class Room:
-    """Memory on the host for tables that follow one another: what one leaves serves the next. A system takes about as
-    long to find and wipe fresh memory as a convolution to fill it."""
+    """Memory on the host for tables that follow one another: what one leaves serves the next, and the system need not
+    find and wipe it again."""
 
     def __init__(self) -> None:
         self._held = torch.empty(0, dtype=torch.uint8)
