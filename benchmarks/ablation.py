@@ -140,6 +140,12 @@ def slug(row: str) -> str:
     return "-".join("".join(c for c in word if c.isalnum()) for word in row.split())
 
 
+def machines(cells: list[dict[str, Any]]) -> str:
+    """Those the cells were found on, most of them first."""
+    found = [one["machine"] for one in cells]
+    return " and ".join(sorted(set(found), key=lambda name: (-found.count(name), name)))
+
+
 def markdown(cells: list[dict[str, Any]]) -> str:
     """A table for every network: a row for every way, seeds together."""
     lines: list[str] = []
@@ -147,7 +153,7 @@ def markdown(cells: list[dict[str, Any]]) -> str:
         own = [one for one in cells if one["model"] == model]
         base = own[0]["original"]
         lines += [
-            f"`python benchmarks/ablation.py --model {model}` on {own[0]['machine']}. Original: top-1 "
+            f"`python benchmarks/ablation.py --model {model}` on {machines(own)}. Original: top-1 "
             f"{base['top1']:.2f} %, top-5 {base['top5']:.2f} %; increase of the {base['error']} error in points, "
             "median of the seeds (each seed), the first seed's 95 % interval, KL from the original's outputs, seconds "
             "(of what ran alone on the machine).",
@@ -178,7 +184,7 @@ def summary(cells: list[dict[str, Any]]) -> str:
     """A row for every network and speed-up, a column for every way worth choosing; medians of the seeds."""
     seeds = sorted({one["seed"] for one in cells})
     lines = [
-        f"`benchmarks/ablation.py` on {cells[0]['machine']}: increase of the error in points (KL from the original's "
+        f"`benchmarks/ablation.py` on {machines(cells)}: increase of the error in points (KL from the original's "
         f"outputs), same MACs, no labels; medians where there are several of up to {len(seeds)} seeds. VGG-16 has a "
         "linear head and 1,000 images and is judged by top-5, the networks for CIFAR-10 have 3,000 and are by top-1.",
         "",

@@ -341,7 +341,7 @@ def test_seconds_are_reported(images: Tensor) -> None:
 
 
 @pytest.mark.parametrize("theirs", [False, True])
-def test_the_heap_is_as_before_behind_a_run_and_never_touched_where_its_owner_has_set_it(
+def test_the_heap_is_told_twice_and_never_where_its_owner_has_set_it(
     theirs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import nullcontext
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,8 +57,10 @@ class Drawing(Around):
 
 
 class Counting(Around):
+    counting = False
+
     def before(self, x: Tensor) -> Tensor:
-        return x * (1 + self.calls)
+        return x * (1 + self.calls) if self.counting else x
 
 
 @pytest.fixture
@@ -77,6 +82,8 @@ def tuned(model: nn.Module, **other: object) -> FineTuned:
     model = model.cuda().eval()
     images = smooth_images(64).cuda()
     result = leanconv.accelerate(model, images, 2.0, samples=2000, progress=False, refine="none")
+    if isinstance(result.model, Counting):  # accelerate would not have it
+        result.model.counting = True
     arguments = {"epochs": 3, "batch": 8, "augment": crop_and_flip(1), "checkpoint_every": 5, **other}
     return leanconv.finetune(result, images, model, progress=False, **arguments)  # type: ignore[arg-type]
 
@@ -105,16 +112,38 @@ class TestOnAGpu:
 class TestOddNetworks:
     pytestmark = on_a_gpu
 
-    @pytest.mark.parametrize("kind", [Reading, Waiting, Counting])
+    @pytest.mark.parametrize("kind", [Reading, Waiting])
     def test_are_trained_as_they_are(self, kind, noted, monkeypatch):
+        stream = torch.cuda.current_stream()
         found, plain = tuned(kind()), unrecorded(monkeypatch, kind())
         assert [steps._recording for steps in noted] == [None]
         assert_same_bits(found.model, plain.model)
+        assert found.history.best > 0
         assert torch.isfinite(torch.rand(3, device="cuda")).all()  # the generator is whole
+        assert torch.cuda.current_stream() == stream
 
-    def test_that_draw_are_not_recorded(self, noted):
-        tuned(Drawing())
+    @pytest.mark.parametrize("kind", [Drawing, Counting])
+    def test_that_are_another_every_time_are_not_recorded(self, kind, noted):
+        found = tuned(kind())
         assert [steps._recording for steps in noted] == [None]
+        assert found.history.rows[-1].step == 21
+
+    @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+    def test_on_a_device_that_is_not_the_current_one(self, noted, monkeypatch):
+        found = tuned(plain_network(), device="cuda:1")
+        plain = unrecorded(monkeypatch, plain_network(), device="cuda:1")
+        assert [steps._recording is not None for steps in noted] == [True]
+        assert_same_bits(found.model, plain.model)
+
+    def test_that_a_graph_has_moved_the_weights_shows(self, noted):
+        versions: list[int] = []
+
+        def watching(images: Tensor) -> Tensor:
+            versions.append(next(noted[0]._gradients.__self__.model.parameters())._version)  # type: ignore[attr-defined]
+            return images
+
+        tuned(plain_network(), augment=watching)
+        assert all(a < b for a, b in pairwise(versions))
 
     def test_a_run_that_was_ended_goes_on_to_the_same_weights(self, noted, tmp_path):
         whole, shift, calls = tuned(plain_network()), crop_and_flip(1), 0
@@ -137,6 +166,7 @@ class Pretended:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, off: float = 0.0, breaks: bool = False, free: int = 100):
         self.offset, self.put_back, self.moves, self.replayed = 0, False, 0, 0
+        self.streams: list[object] = []
         pretended = self
 
         class Recording:
@@ -158,10 +188,13 @@ class Pretended:
                 return loss
 
         monkeypatch.setattr(recorded, "_Recording", Recording)
-        monkeypatch.setattr(recorded, "_taken", lambda device: 40)
+        monkeypatch.setattr(recorded, "_allocated", lambda device: 0)
+        monkeypatch.setattr(recorded, "_taken", lambda device, before: 40)
         monkeypatch.setattr(recorded, "_free", lambda device: free)
         monkeypatch.setattr(recorded, "_no_waiting", nullcontext)
         monkeypatch.setattr(torch.cuda, "default_generators", {None: self})
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "theirs")
+        monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: self.streams.append(stream))
 
     def get_offset(self) -> int:
         return self.offset
@@ -205,7 +238,13 @@ class TestRules:
     def test_one_that_breaks_off_leaves_the_generator_whole(self, monkeypatch):
         gpu = Pretended(monkeypatch, breaks=True)
         assert gpu.run() == self.expected
-        assert (gpu.moves, gpu.replayed, gpu.put_back) == (10, 0, True)
+        assert (gpu.moves, gpu.replayed, gpu.put_back, gpu.streams) == (10, 0, True, ["theirs"])
+
+    @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(1)])
+    def test_what_draws_on_the_cpu_is_not_recorded(self, draw, monkeypatch):
+        gpu = Pretended(monkeypatch)
+        assert gpu.run(lambda images: images.sum() + 0 * float(draw())) == self.expected
+        assert (gpu.moves, gpu.replayed) == (10, 0)
 
     def test_what_draws_or_finds_no_room_is_not_recorded(self, monkeypatch):
         gpu = Pretended(monkeypatch)
@@ -216,7 +255,7 @@ class TestRules:
 
         assert gpu.run(drawing) == self.expected
         assert (gpu.moves, gpu.replayed) == (10, 0)
-        full = Pretended(monkeypatch, free=89)
+        full = Pretended(monkeypatch, free=49)
         assert full.run() == self.expected
         assert (full.moves, full.replayed) == (10, 0)
 

@@ -16,7 +16,7 @@ from leanconv.locked import lock_folder
 
 STATE = "state.pt"
 PART = f"{STATE}.part"
-FORMAT = "leanconv-training-2"
+FORMAT = "leanconv-training-3"
 # Arguments that are known by a digest, and what to say where it differs.
 DIGESTS = {
     "network": "another network, or other weights",

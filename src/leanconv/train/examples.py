@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from leanconv.errors import LeanconvError, listing, warn
-from leanconv.images.batches import TOLERATED
+from leanconv.images.batches import refuse_too_many
 
 Augment = Callable[[Tensor], Tensor]
 
@@ -141,11 +141,7 @@ class Examples:
             if found.name not in self.bad:
                 self.bad.append(found.name)
                 warn(f"cannot read {found.name} ({found.reason}); the next image is taken.")
-        if len(self.bad) > TOLERATED * len(self):
-            raise LeanconvError(
-                f"{len(self.bad)} of {len(self)} images cannot be read ({listing(self.bad, 3)}), more than 1 %; "
-                "repair or remove them."
-            )
+        refuse_too_many(self.bad, len(self))
 
 
 def _no_labels() -> LeanconvError:

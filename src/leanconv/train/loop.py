@@ -145,7 +145,7 @@ class Loop:
     def _judged_network(self) -> nn.Module:
         """The network, or the average of its weights."""
         average = self.stepper.average
-        return self.model if average is None or not self.step else average.module
+        return self.model if average is None or not self.step else average
 
     @torch.no_grad()
     def _measure(self) -> tuple[float | None, float | None]:

@@ -2,17 +2,20 @@
 GPU takes for the work. Recorded once, they are two.
 
 What is recorded does what the first step did, whatever the network's Python would do by now. So a network is recorded
-only if a step of it neither waits for the GPU nor draws random numbers there, and if what was recorded finds the loss
-that running it finds, on images it was not recorded with.
+only if a step of it neither waits for the GPU nor draws random numbers, and if what was recorded finds the loss that
+running it finds, on images it was not recorded with.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +25,8 @@ log = logging.getLogger("leanconv")
 BEFORE = 3
 # Recorded and run, a loss may differ by so much: half precision, sums in another order.
 ALIKE = 1e-2
-# Memory there must be, in steps: a recording keeps its own, and is compared with a step beside it.
-ROOM = 2.25
+# Memory there must be, in parts of what a step takes: a recording keeps its own.
+ROOM = 1.25
 
 
 class Steps:
@@ -32,9 +35,8 @@ class Steps:
     def __init__(self, gradients: Callable[[Tensor], Tensor], move: Callable[[], None]):
         self._gradients, self._move = gradients, move
         self._done = 0
-        self._sample: Tensor | None = None  # what is recorded with
+        self._sample: Tensor | None = None  # what is recorded with; None: nothing is
         self._recording: _Recording | None = None
-        self._refused = False
 
     def __call__(self, images: Tensor) -> Tensor:
         """The loss of the step, which lies there until the next."""
@@ -43,57 +45,48 @@ class Steps:
             return self._recording.step(images)
         if self._done == BEFORE:
             return self._looked_at(images)
-        if self._done == BEFORE + 1 and not self._refused:
-            return self._recorded(images)
-        return self._plain(images)
+        sample, self._sample = self._sample, None
+        return self._plain(images) if sample is None else self._recorded(images, sample)
 
     def _plain(self, images: Tensor) -> Tensor:
         loss = self._gradients(images)
         self._move()
         return loss
 
-    def _refuse(self, reason: str) -> None:
-        self._refused, self._recording = True, None
-        log.info("steps are not recorded as a CUDA graph: %s", reason)
-
     def _looked_at(self, images: Tensor) -> Tensor:
         """A step as it is, of which is noted whether it can be recorded."""
-        generator = torch.cuda.default_generators[images.device.index]
-        drawn = generator.get_offset()
+        drawn, before = _drawn(images.device), _allocated(images.device)
         try:
             with _no_waiting():
                 loss = self._gradients(images)
         except Exception as error:  # whatever a network's own code makes of it
-            self._refuse(f"the network waits for the GPU ({type(error).__name__})")
+            _say(f"the network cannot run without waiting for the GPU ({_reason(error)})")
             return self._plain(images)  # where it was another error, it comes again
-        if generator.get_offset() != drawn:
-            self._refuse("the network draws random numbers")
-        if ROOM * _taken(images.device) > _free(images.device):
-            self._refuse("there is not memory enough")
+        if _drawn(images.device) != drawn:
+            _say("the network draws random numbers")
+        elif ROOM * _taken(images.device, before) > _free(images.device):
+            _say("there is not memory enough")
+        else:
+            self._sample = images.clone()
         self._move()
-        self._sample = None if self._refused else images.clone()
         return loss
 
-    def _recorded(self, images: Tensor) -> Tensor:
+    def _recorded(self, images: Tensor, sample: Tensor) -> Tensor:
         """Record, and believe it only if it agrees with the step as it is."""
-        sample, self._sample = self._sample, None
-        assert sample is not None
-        generator = torch.cuda.default_generators[images.device.index]
-        whole = generator.clone_state()
+        wanted = self._gradients(images)
         try:
-            recording = _Recording(self._gradients, self._move, sample)
+            with _as_before(images.device):
+                recording = _Recording(self._gradients, self._move, sample)
         except Exception as error:  # whatever a network's own code makes of it
-            # A recording that was broken off leaves the generator as if it went on.
-            generator.graphsafe_set_state(whole)
-            self._refuse((str(error) or type(error).__name__).splitlines()[0])
+            _say(_reason(error))
             return self._plain(images)  # where it was another error, it comes again
         if not recording.fits(images):
+            _say("batches are not of one shape")
             return self._plain(images)
-        found, wanted = recording.gradients(images).clone(), self._gradients(images)
-        if not torch.allclose(found, wanted, rtol=ALIKE, equal_nan=True):
-            self._refuse(f"recorded, the loss was {float(found):g} where it is {float(wanted):g}")
-            self._move()
-            return wanted
+        found = recording.gradients(images)
+        if not torch.allclose(found, wanted, rtol=ALIKE):
+            _say(f"recorded, the loss was {float(found):g} where it is {float(wanted):g}")
+            return self._plain(images)
         self._recording = recording
         return recording.step(images)
 
@@ -105,10 +98,15 @@ class _Recording:
         self._images = images
         self._parts = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         memory = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(self._parts[0], memory, capture_error_mode="thread_local"):
-            self._loss = gradients(images)
-        with torch.cuda.graph(self._parts[1], memory, capture_error_mode="thread_local"):
-            move()
+        # torch's own stream for this is on the device that was current when it was first wanted, which may be another:
+        # the work would be done there and then, and an empty graph recorded.
+        stream = torch.cuda.Stream(images.device)
+        with torch.cuda.device(images.device):
+            with torch.cuda.graph(self._parts[0], pool=memory, stream=stream, capture_error_mode="thread_local"):
+                self._loss = gradients(images)
+            with torch.cuda.graph(self._parts[1], pool=memory, stream=stream, capture_error_mode="thread_local"):
+                move()
+        self._loss.fill_(torch.nan)  # a graph that does nothing shows
 
     def fits(self, images: Tensor) -> bool:
         mine = self._images
@@ -125,9 +123,36 @@ class _Recording:
         return loss
 
 
-def _taken(device: torch.device) -> int:
-    """Bytes that a step takes, or more: the most that was ever taken beyond what is now."""
-    return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+def _say(reason: str) -> None:
+    log.info("steps are not recorded as a CUDA graph: %s", reason)
+
+
+def _reason(error: Exception) -> str:
+    """In the network's own words, where an error of ours was made of them."""
+    cause = error.__cause__ or error
+    return (str(cause) or type(cause).__name__).splitlines()[0]
+
+
+def _drawn(device: torch.device) -> Any:
+    """Something that is another once random numbers were drawn, of any kind."""
+    numpy: Any = np.random.get_state()
+    return (
+        torch.cuda.default_generators[device.index].get_offset(),
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        (numpy[1].tolist(), *numpy[2:]),
+    )
+
+
+def _allocated(device: torch.device) -> int:
+    """Bytes in use, from which the most that is used is counted anew."""
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _taken(device: torch.device, before: int) -> int:
+    """Bytes that were in use at most beyond those ``before``."""
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _free(device: torch.device) -> int:
@@ -147,3 +172,16 @@ def _no_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _as_before(device: torch.device) -> Iterator[None]:
+    """A recording that was broken off leaves the generator as if it went on, and may leave the stream current."""
+    generator, stream = torch.cuda.default_generators[device.index], torch.cuda.current_stream(device)
+    state = generator.clone_state()
+    try:
+        yield
+    except BaseException:
+        torch.cuda.set_stream(stream)
+        generator.graphsafe_set_state(state)
+        raise

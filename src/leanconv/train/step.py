@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
 
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError
@@ -45,9 +44,7 @@ class Stepper:
                 if network is not None:
                     network.to(memory_format=torch.channels_last)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._half is torch.float16)
-        self.average: AveragedModel | None = None
-        if settings.ema:
-            self.average = AveragedModel(copied(self.model), multi_avg_fn=self._into)
+        self.average: nn.Module | None = copied(self.model) if settings.ema else None
         self._network: nn.Module = WithGoal(self.model, self.goal)
         self._recording = Steps(self._unlabelled, self._move) if self._recordable() else None
 
@@ -69,8 +66,12 @@ class Stepper:
             else:
                 loss = self._gradients(images, batch.labels, batch.count)
                 self._move()
+        if self._recording is not None:
+            # A graph writes weights behind torch's back: who keeps something made of them must see that they changed.
+            for parameter in self.model.parameters():
+                torch.autograd.graph.increment_version(parameter)
         if self.average is not None:
-            self.average.update_parameters(self.model)
+            self._average(self.average)
         return loss
 
     def _recordable(self) -> bool:
@@ -110,8 +111,17 @@ class Stepper:
         self._scaler.update()
 
     @torch.no_grad()
-    def _into(self, average: Any, weights: Any, number: Any) -> None:
-        torch._foreach_lerp_(average, weights, 1 - self.settings.decay(self._step))
+    def _average(self, average: nn.Module) -> None:
+        """The weights join their average; the first make it. torch's AveragedModel would wait for the GPU every time,
+        to send it a count."""
+        mine: list[Tensor] = list(average.parameters())
+        theirs: list[Tensor] = list(self.model.parameters())
+        if self._step:
+            torch._foreach_lerp_(mine, theirs, 1 - self.settings.decay(self._step))
+        else:
+            torch._foreach_copy_(mine, theirs)
+        for own, found in zip(average.buffers(), self.model.buffers(), strict=True):
+            own.copy_(found)
 
     def placed(self, batch: Batch) -> Tensor:
         images = batch.images.to(self.device, non_blocking=True)
@@ -140,6 +150,9 @@ class Stepper:
     def load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         for optimizer, found in zip(self._optimizers, state["optimizers"], strict=True):
+            # How it computes is this device's matter, whichever the state was written on.
+            for own, saved in zip(optimizer.param_groups, found["param_groups"], strict=True):
+                saved.update({key: own[key] for key in ("fused", "foreach", "capturable") if key in own})
             optimizer.load_state_dict(found)
         self._scaler.load_state_dict(state["scaler"])
         if self.average is not None:
