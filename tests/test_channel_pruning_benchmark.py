@@ -12,8 +12,8 @@ from torch import Tensor, nn
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import elimination as elimination_module
-from channel_pruning import Pruning
 from elimination import centred, elimination, numbers, of_inputs
+from pruning import Pruning
 
 from leanconv.solve.moments import Moments
 
