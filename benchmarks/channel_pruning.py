@@ -149,9 +149,13 @@ def measured(
                         }
                         found["pruned"] = [one for one in found["pruned"] if one["factor"] != factor] + [row]
                         print(f"pruned by {factor:g}: {told(row)}, kept {row['kept']}", flush=True)
+                        if options.beside:
+                            row["seconds"] = None
                     row = cell(subject, pruning, networks[factor], speedup, way, **changed)
-                    found["cells"].append({"options": way, "speedup": speedup, "factor": factor, **row})
                     print(f"{subject.name} {speedup:g}x {way}, pruned by {factor:g}: {told(row)}", flush=True)
+                    if options.beside:
+                        row["seconds"] = None
+                    found["cells"].append({"options": way, "speedup": speedup, "factor": factor, **row})
                     yield found
 
 
@@ -188,9 +192,6 @@ def main() -> None:
         subject = held_out(SUBJECTS[name](options.data, options.device, options.limit))
         for found in measured(subject, options, end, results.get(name, {})):
             results[name] = found
-            if options.beside:
-                for row in (*results[name]["pruned"], *results[name]["cells"]):
-                    row["seconds"] = None
             # After every cell: a run that is stopped has told what it knew.
             keep(options.out, "channel_pruning", list(results.values()), markdown(list(results.values())))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+import channel_pruning
 import elimination as elimination_module
 from elimination import centred, elimination, numbers, of_inputs
 from pruning import Pruning
@@ -102,3 +105,17 @@ def test_moments_of_inputs_and_responses() -> None:
     torch.testing.assert_close(gram, a.T @ a / 50)
     torch.testing.assert_close(cross, a.T @ b / 50)
     torch.testing.assert_close(energy, b.square().sum() / 50)
+
+
+def test_cells_that_are_known_keep_their_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those found beside other jobs have none; what was measured alone before stays."""
+    row = {"macs": 1.0, "kl": 0.0, "agreement": 1.0, "features": 0.0, "seconds": 5.0}
+    known = {"cells": [{"options": "plain", "speedup": 4.0, "factor": 1.0, **row, "seconds": 7.0}]}
+    subject = SimpleNamespace(name="vgg16-cifar10", model=None, calibration=[torch.zeros(1)], labels=[0])
+    options = Namespace(
+        positions=1, samples=None, device="cpu", factors=[1.0], ways=["plain"], speedups=[4.0, 6.0], beside=True
+    )
+    monkeypatch.setattr(channel_pruning, "Pruning", lambda *_, **__: SimpleNamespace(macs=1))
+    monkeypatch.setattr(channel_pruning, "cell", lambda *_, **__: dict(row))
+    (found,) = channel_pruning.measured(subject, options, 1e18, known)
+    assert [(cell["speedup"], cell["seconds"]) for cell in found["cells"]] == [(4.0, 7.0), (6.0, None)]
