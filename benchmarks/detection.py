@@ -6,6 +6,8 @@
     python benchmarks/detection.py train ... --held-out 640 --lr 2e-4             # settings are chosen by these
     python benchmarks/detection.py table --data VOC --weights vgg16_probe.safetensors --work WORK
     python benchmarks/detection.py table ... --seeds 0 --rows after tuned         # some cells; those known are kept
+    python benchmarks/detection.py table ... --beside                             # other jobs run: no times; afterwards
+    python benchmarks/detection.py table ... --times                              # those of what was kept, alone
     python benchmarks/detection.py table ... --merge                              # only put together what is known
 
 VOC holds train-*.tar, val-*.tar and classes.json; calib.tar, which the classifier is accelerated on, lies beside the
@@ -117,7 +119,6 @@ def training_of(options: argparse.Namespace, seed: int) -> Training:
         epochs=options.epochs,
         batch=options.batch,
         lr=options.lr,
-        optimizer=options.optimizer,
         frozen=options.frozen,
         seed=seed,
         scales=tuple(options.scales),
@@ -175,9 +176,9 @@ def how_of(options: argparse.Namespace) -> dict[str, Any]:
     return {"refine": options.refine, "ranks": options.ranks, "samples": options.samples}
 
 
-def make_table(options: argparse.Namespace) -> None:
+def bench_of(options: argparse.Namespace) -> Bench:
     training = training_of(options, 0)
-    bench = Bench(
+    return Bench(
         data=options.data,
         weights=options.weights,
         pictures=options.calibration,
@@ -190,12 +191,18 @@ def make_table(options: argparse.Namespace) -> None:
         how=how_of(options),
         limit=options.limit,
         device=options.device,
+        beside=options.beside,
     )
+
+
+def make_table(options: argparse.Namespace) -> None:
+    bench = bench_of(options)
     for seed in [] if options.merge else options.seeds:
-        bench.measure(BASELINE, None, seed)
+        if not options.times:
+            bench.measure(BASELINE, None, seed)
         for speedup in options.speedups:
             for kind in options.rows:
-                bench.measure(kind, speedup, seed)
+                (bench.time if options.times else bench.measure)(kind, speedup, seed)
     table = bench.table(options.speedups, options.seeds)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "detection.json").write_text(json.dumps(table, indent=1) + "\n")
@@ -222,7 +229,6 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--ranks", choices=("energy", "sensitivity"), default="sensitivity", help="of it, too")
         command.add_argument("--samples", type=int, default=150_000, help="of it, too")
         command.add_argument("--batch", type=int, default=16, help="pictures a step, of all processes together")
-        command.add_argument("--optimizer", choices=("adam", "muon"), default="adam")
         command.add_argument("--lr", type=float, default=1e-4)
         command.add_argument("--frozen", type=int, default=2, help="blocks of VGG-16 that are not trained")
         command.add_argument("--size", type=int, default=320, help="side of the canvases, pixels")
@@ -244,6 +250,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     several.add_argument("--tune-epochs", type=int, default=2)
     several.add_argument("--tune-lr", type=float, help="a third of --lr")
     several.add_argument("--work", type=Path, default=Path("detection-work"))
+    several.add_argument("--beside", action="store_true", help="other jobs run on this machine: time nothing")
+    several.add_argument("--times", action="store_true", help="time what was measured beside other jobs")
     several.add_argument("--merge", action="store_true", help="measure nothing, show what is known")
     several.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     several.set_defaults(run=make_table)

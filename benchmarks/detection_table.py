@@ -26,6 +26,7 @@ from detection_training import (
     read,
     save,
     train,
+    within,
 )
 from torch import Tensor, nn
 from vgg16_imagenet import machine
@@ -83,6 +84,7 @@ class Bench:
     how: dict[str, Any]  # the classifier is accelerated: arguments of accelerate
     limit: int | None
     device: str
+    beside: bool = False  # other jobs run on the machine: detectors are kept, to be timed later
 
     def __post_init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -145,28 +147,45 @@ class Bench:
         detector, result = self._made(kind, float(speedup or 0), seed, base)
         matches = self.judged(detector)
         loss, low, high = paired_loss(base.matches, matches)
-        with clocked(self.seconds, "timing", self.device):
-            times = self.timed({"original": base.detector, "this": detector})
-        known = {"achieved": result.speedup, "difference": -loss, "low": -high, "high": -low, "ms": times}
+        known: Cell = {"achieved": result.speedup, "difference": -loss, "low": -high, "high": -low}
+        if self.beside:
+            changes = within(result.changes, "features" if kind == "first" else "backbone")
+            save(detector, self._file(name), self._about(seed), changes)
+        else:
+            known["ms"] = self.timed({"original": base.detector, "this": detector})
         self._write(name, detector, matches, {"kind": kind, "speedup": speedup, "seed": seed, **known})
+
+    def time(self, kind: str, speedup: float, seed: int) -> None:
+        """A detector that was measured beside other jobs; nothing, if there is none or its times are known."""
+        name = name_of(kind, speedup, seed)
+        cell, files = self.cell(name), [self._file(one) for one in (name_of(BASELINE, None, seed), name)]
+        if cell is None or "ms" in cell or not all(file.exists() for file in files):
+            return
+        base, detector = (load(file)[0].to(self.device) for file in files)
+        self._keep(name, {**cell, "ms": self.timed({"original": base, "this": detector})})
 
     def baseline(self, seed: int) -> Trained:
         """Trained, or as it was kept."""
         if seed not in self._baselines:
             name = name_of(BASELINE, None, seed)
-            file = self.work / "models" / f"{name}.safetensors"
+            file = self._file(name)
             if self.cell(name) is not None and file.exists():
                 detector, _ = load(file)
                 self._baselines = {seed: Trained(detector, self.judged(detector))}
             else:
                 detector = self._new(original(self.weights).features, seed)
                 matches = self.judged(detector)
-                settings = replace(self.training, seed=seed)
-                about = facts(settings, size=self.size, width=self.width, classes=self.train_data.classes)
-                save(detector, file, about)
+                save(detector, file, self._about(seed))
                 self._write(name, detector, matches, {"kind": BASELINE, "speedup": None, "seed": seed})
                 self._baselines = {seed: Trained(detector, matches)}
         return self._baselines[seed]
+
+    def _file(self, name: str) -> Path:
+        return self.work / "models" / f"{name}.safetensors"
+
+    def _about(self, seed: int) -> Cell:
+        settings = replace(self.training, seed=seed)
+        return facts(settings, size=self.size, width=self.width, classes=self.train_data.classes)
 
     def _made(self, kind: str, speedup: float, seed: int, base: Trained) -> tuple[nn.Module, leanconv.Accelerated]:
         if kind == "first":
@@ -259,12 +278,15 @@ class Bench:
             "leanconv": leanconv.__version__,
             "settings": self.settings,
         }
+        self._keep(name, cell)
+        print(f"{name}: mAP {100 * cell['map']:.2f}", flush=True)
+
+    def _keep(self, name: str, cell: Cell) -> None:
         folder = self.work / "cells"
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f".{name}.part"
         part.write_text(json.dumps(cell, indent=1) + "\n")
         part.rename(folder / f"{name}.json")
-        print(f"{name}: mAP {100 * cell['map']:.2f}", flush=True)
 
     def table(self, speedups: Iterable[float], seeds: Sequence[int]) -> Cell:
         rows: list[Cell] = [{"title": "original", "kind": BASELINE, "speedup": None}]

@@ -33,7 +33,6 @@ from leanconv.models.detectors import MEAN, faster_rcnn_vgg16, freeze
 from leanconv.network.replace import Change
 from leanconv.network.replace import replace as put_change
 from leanconv.train.optimizers import optimizers, set_rate
-from leanconv.train.settings import Optimizer
 
 WEIGHT_DECAY = 0.01
 # Gradients longer than this are scaled down: VGG-16 has no batch norm to hold it.
@@ -47,7 +46,6 @@ class Training:
     epochs: int = 10
     batch: int = 16
     lr: float = 1e-4
-    optimizer: Optimizer = "adam"
     frozen: int = 2
     seed: int = 0
     scales: tuple[int, ...] = ()
@@ -178,10 +176,9 @@ def train(detector: Any, data: Canvases, settings: Training, device: str, *, say
         network = nn.parallel.DistributedDataParallel(network)
     trained = [parameter for parameter in detector.parameters() if parameter.requires_grad]
     # Not SGD as in the papers: its steps of one factor depend on the others' norms (1 to 3 each in VGG-16), so
-    # that a rate a whole layer learns well at may be too large for its factors. Adam's and Muon's steps do not.
-    moving = optimizers(
-        detector, settings.optimizer, settings.lr, torch.device(device), weight_decay=WEIGHT_DECAY, half=half
-    )
+    # that a rate a whole layer learns well at may be too large for its factors. Adam's steps do not. (Muon's do not
+    # either, but it was tried at two rates and did not get through the first epochs.)
+    moving = optimizers(detector, "adam", settings.lr, torch.device(device), weight_decay=WEIGHT_DECAY, half=half)
     per_epoch = len(data) // settings.batch
     steps = settings.epochs * per_epoch
     order = torch.Generator().manual_seed(settings.seed)

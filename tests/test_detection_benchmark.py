@@ -281,6 +281,31 @@ def test_the_table_goes_on_where_it_stopped(folder: Path, monkeypatch: pytest.Mo
         detection.main([*common, "--merge", "--lr", "0.5"])
 
 
+def test_what_ran_beside_other_jobs_is_timed_afterwards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = folder / "work"
+    common = ["table", *given(folder), "--work", str(work), "--out", str(folder), "--seeds", "0", "--speedups", "2"]
+    detection.main([*common, "--rows", "first", "after", "--beside"])
+    cells = {path: json.loads(path.read_text()) for path in (work / "cells").iterdir()}
+    assert len(cells) == 3
+    assert not any("ms" in cell for cell in cells.values())
+
+    timed = []
+
+    def time(self: object, networks: dict[str, nn.Module]) -> dict[str, float]:
+        macs = {name: detection_training.backbone_macs(network, 64, "cpu") for name, network in networks.items()}
+        timed.append(macs["original"] / macs["this"])
+        return {name: 1.0 for name in ("original", "this", "backbone original", "backbone this")}
+
+    monkeypatch.setattr(detection_table.Bench, "timed", time)
+    for _ in range(2):  # once is enough
+        detection.main([*common, "--times"])
+    assert timed == pytest.approx([2, 2], rel=0.05)
+    for path, before in cells.items():
+        after = json.loads(path.read_text())
+        assert "ms" in after or before["kind"] == "baseline"
+        assert {**after, "ms": None} == {**before, "ms": None}
+
+
 def test_a_detector_without_its_description_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LeanconvError, match=r"needs a\.json beside it"):
         detection_training.load(tmp_path / "a.safetensors")
