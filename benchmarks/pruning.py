@@ -12,7 +12,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from elimination import centred, elimination, numbers, of_inputs, refitted
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -22,6 +21,7 @@ from leanconv.calibrate.samples import Samples
 from leanconv.engine import Engine
 from leanconv.network.sites import Site
 from leanconv.network.survey import survey
+from leanconv.solve.elimination import centred, elimination, numbers, of_inputs, refitted
 from leanconv.solve.moments import Moments
 from leanconv.train import goals
 

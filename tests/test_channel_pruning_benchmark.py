@@ -14,10 +14,10 @@ from torch import Tensor, nn
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import channel_pruning
-import elimination as elimination_module
-from elimination import centred, elimination, numbers, of_inputs
 from pruning import Pruning
 
+from leanconv.solve import elimination as elimination_module
+from leanconv.solve.elimination import centred, elimination, numbers, of_inputs
 from leanconv.solve.moments import Moments
 
 TAPS = 4

@@ -294,7 +294,7 @@ def test_what_ran_beside_other_jobs_is_timed_afterwards(folder: Path, monkeypatc
     def time(self: object, networks: dict[str, nn.Module]) -> dict[str, float]:
         macs = {name: detection_training.backbone_macs(network, 64, "cpu") for name, network in networks.items()}
         timed.append(macs["original"] / macs["this"])
-        return {name: 1.0 for name in ("original", "this", "backbone original", "backbone this")}
+        return dict.fromkeys(("original", "this", "backbone original", "backbone this"), 1.0)
 
     monkeypatch.setattr(detection_table.Bench, "timed", time)
     for _ in range(2):  # once is enough

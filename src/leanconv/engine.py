@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,6 +47,14 @@ SEVERAL = 6  # batches there should be then
 Solve = Callable[[str, Responses, Responses], Fit]  # layer, target, given
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """Another network whose responses the sites are fitted to, and what of them, by the sites' names."""
+
+    network: nn.Module
+    probes: dict[str, Probe]
+
+
 @dataclass
 class Clock:
     """Seconds a stage. A GPU is waited for, so that its work counts where it was asked for."""
@@ -78,6 +86,7 @@ class Engine:
     work: Workdir | None
     clock: Clock
     reporter: Progress
+    teacher: Teacher | None = None  # the original itself
     cutting: Cutting | None = None
     tapes: Tapes = field(default_factory=Tapes)
 
@@ -133,6 +142,13 @@ class Engine:
             found = self.responses(self.original, probes, "original network", folder)
             self.work.describe(found.facts(), self.batches.largest)
         return found
+
+    def taught(self, names: Iterable[str], own: Samples) -> Samples:
+        """What the sites are fitted to: their ``own`` responses in the original, or the teacher's."""
+        if self.teacher is None:
+            return own
+        own.close()
+        return self.responses(self.teacher.network, [self.teacher.probes[name] for name in names], "original network")
 
     def responses(self, network: nn.Module, probes: list[Probe], title: str, folder: Path | None = None) -> Samples:
         """Responses of ``probes`` over all images, at the lead. Where the device runs out of memory batches are halved,

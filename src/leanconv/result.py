@@ -24,7 +24,7 @@ class LayerReport:
     Attributes:
         name: its path in the network.
         scheme: what stands in its place; "merged" is a layer that only took in the 1 x 1 factor of the one before it,
-            with that one's d'.
+            with that one's d', "pruned" one that only lost channels.
         ranks: (d',) for channel, (d'',) for spatial, (d'', d') for 3d.
         macs_before: multiply-accumulates of one image in the original.
         macs_after: and in the accelerated network.
@@ -67,6 +67,8 @@ class Accelerated:
         command: what was typed, where the command line was used.
         spectra: what ranks were chosen by; None for folders without.
         timing: times of both networks, measured at the end of a run with ``ranks="latency"``.
+        pruning: with ``scheme="3c"``, by what ``factor`` channels were pruned, in MACs, and all that were ``tried``,
+            each with the change of the outputs on images held out.
     """
 
     model: nn.Module
@@ -86,6 +88,7 @@ class Accelerated:
     command: list[str] | None = None  # as it was typed, where the command line was used
     spectra: KeptSpectra | None = None  # what ranks were chosen by; None for folders saved before they were kept
     timing: Measured | None = None  # with ranks="latency": both networks, measured at the end
+    pruning: dict[str, Any] | None = None  # with scheme="3c": by how much, and what else was tried
 
     @property
     def speedup(self) -> float:
@@ -116,6 +119,7 @@ class Accelerated:
             "training": self.training,
             "command": self.command,
             "timing": None if self.timing is None else self.timing.to_json(),
+            "pruning": self.pruning,
         }
 
     def __str__(self) -> str:
@@ -142,6 +146,10 @@ class Accelerated:
         )
         if self.timing is not None:
             lines.append(str(self.timing))
+        if self.pruning is not None:
+            tried = ", ".join(f"{factor:.2f}x: {change:.3g}" for factor, change in self.pruning["tried"])
+            by = self.pruning["factor"]
+            lines.append(f"channels pruned: {by:.2f}x fewer MACs; outputs of images held out change by {tried}")
         if short := sum(layer.enough is False for layer in self.layers):
             lines.append(f"{short} of {len(self.layers)} layers would gain from more samples; give more images.")
         return "\n".join(lines)

@@ -130,6 +130,7 @@ def _accelerated(layer: dict[str, Any], change: Change, spectra: KeptSpectra | N
         "spatial": (g.spatial_limit,),
         "3d": (g.spatial_limit, g.channel_limit),
         "merged": (g.in_channels,),
+        "pruned": (),
     }[scheme]
     candidates = {} if spectra is None else {one.name: one for one in spectra.candidates}
     filters = candidates[layer["name"]].spatial if scheme == "3d" and layer["name"] in candidates else None

@@ -50,6 +50,7 @@ def legend(facts: Facts) -> str:
         "spatial": "spatial: k × 1 filters to d'' channels, then 1 × k",
         "3d": "3d: k × 1 to d'', 1 × k to d', then 1 × 1; ranks are d'' × d'",
         "merged": "merged: took in the 1 × 1 factor of the layer before",
+        "pruned": "pruned: lost channels and nothing else",
     }
     energy = "energy: share of the variance of responses (of the filters' energy for spatial) that the rank keeps"
     return (

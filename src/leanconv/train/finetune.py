@@ -265,12 +265,18 @@ def _goal(
             f"original has no layer {listing(missing, 2)}; give the network that was accelerated, or features=0."
         )
     teacher = _single(copied(original).to(device)).eval().requires_grad_(False)
-    return Distillation(teacher, places, weight)
+    changes = network.changes if isinstance(network, Accelerated) else []
+    kept = {_place(change): torch.tensor(change.kept, device=device) for change in changes if change.kept is not None}
+    return Distillation(teacher, places, weight, {place: stay for place, stay in kept.items() if place in places})
+
+
+def _place(change: Change) -> str:
+    return change.batch_norm or change.name
 
 
 def _places(changes: Sequence[Change], wanted: int | None) -> list[str]:
     """Where responses mean the same in both networks: so many of the replaced layers, evenly, the last among them."""
-    there = [change.batch_norm or change.name for change in changes if not change.open]
+    there = [_place(change) for change in changes if not change.open]
     count = len(there) if wanted is None else min(whole("features", wanted, 0), len(there))
     return [there[round((number + 1) * len(there) / count) - 1] for number in range(count)]
 

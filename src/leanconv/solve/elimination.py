@@ -5,6 +5,7 @@ A sample is the inputs of a position and then its responses, in one row; ``taps`
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -38,8 +39,11 @@ def numbers(channels: Tensor, taps: int) -> Tensor:
     return (channels[:, None] * taps + torch.arange(taps, device=channels.device)).flatten()
 
 
-def elimination(gram: Tensor, cross: Tensor, taps: int, keep: int) -> tuple[list[int], list[float]]:
-    """Channels in the order they go, until ``keep`` are left, and the growth of the residual with each.
+def elimination(
+    gram: Tensor, cross: Tensor, taps: int, keep: int, most: float = math.inf
+) -> tuple[list[int], list[float]]:
+    """Channels in the order they go, until ``keep`` are left or the residual has grown by ``most``, and its growth with
+    each.
 
     ``gram`` (c taps) x (c taps), ``cross`` (c taps) x d: second moments of inputs, and of inputs and responses.
     Backward: each time the channel goes that least squares misses least. It is looked for among the few that were best
@@ -51,7 +55,7 @@ def elimination(gram: Tensor, cross: Tensor, taps: int, keep: int) -> tuple[list
     alive, step = torch.arange(channels, device=gram.device), max(1, round(STEP * channels))
     order: list[int] = []
     growth: list[float] = []
-    while len(alive) > keep:
+    while len(alive) > keep and sum(growth) < most:
         count = min(step, len(alive) - keep)
         pool = growths(inverse, rows, taps).argsort()[: 2 * count]
         picked, cost = _picked(inverse, rows, pool, taps, count)
