@@ -84,7 +84,8 @@ def accelerate(
             five times the weights.
         layers: ``"conv"``, or ``"all"`` to accelerate and count Linear layers too.
         samples: responses sampled a layer, spread over the images. ``"auto"``: up to 200,000, of which each layer is
-            fitted to as many as it needs, by its error on images held out. The result says who had not enough.
+            fitted to as many as it needs, by its error on images held out. The result says who had not enough
+            of them, either way.
         memory: what the run may keep in memory beside the model and one batch at work, in bytes or as ``"8GB"``;
             default: half of what is free. With less the run takes longer and the result is the same.
         part: path of the module to accelerate, for example ``"backbone"``; only its MACs count then.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Literal
 
 import torch
@@ -16,6 +18,7 @@ from leanconv.ranks.candidates import Choice
 from leanconv.solve import (
     Activation,
     Enough,
+    Gap,
     LowRank,
     Parts,
     Regression,
@@ -36,14 +39,15 @@ from leanconv.solve import (
 class Fit:
     """The factors of one site and their relative response error ||r(y) - r(y~)|| / ||r(y)|| on the samples.
 
-    ``samples``: how many these are, 0 where nothing was fitted. ``enough``: whether twice as many would hardly help
-    a linear fit, None where that was not looked at.
+    ``samples``: how many these are, 0 where nothing was fitted. ``enough``: whether twice as many would hardly help,
+    ``needed``: about how many would be enough; None where that was not looked at.
     """
 
     factors: Factors
     error: float
     samples: int = 0
     enough: bool | None = None
+    needed: int | None = None
 
 
 def fit_site(
@@ -67,12 +71,13 @@ def fit_site(
     rank = _rank(site, choice)
     # What Q^T goes into: the layer's filters, or the horizontal half of their split.
     filters = probe.weight if split is None else split.horizontal
-    q_filters, p, bias, fitted = [], [], [], []
+    q_filters, p, bias, fitted, gaps = [], [], [], [], []
     for number in range(groups):
         wanted = target.part(number, groups)
         seen = wanted if given is target else given.part(number, groups)
         r = site_activation(site, wanted.y, number, groups) if _through(site, solver) else None
-        low_rank = _solve(wanted, seen, rank, r, probe.spaces[number], parts)
+        low_rank, gap = _solve(wanted, seen, rank, r, probe.spaces[number], parts)
+        gaps.append(gap)
         q_filters.append(_project(low_rank.q, filters.chunk(groups)[number]))
         p.append(low_rank.p)
         bias.append(low_rank.b + low_rank.p @ (low_rank.q.T @ probe.bias.chunk(groups)[number]))
@@ -83,7 +88,7 @@ def fit_site(
     if split is not None:
         weights.insert(0, split.vertical)
     error = measure(site, target, Responses(torch.cat(fitted, 1), given.addend))
-    return Fit(Factors(tuple(weights), torch.cat(bias)), error, len(target.y))
+    return _judged(Fit(Factors(tuple(weights), torch.cat(bias)), error, len(target.y)), gaps)
 
 
 def _fit_halfway(
@@ -102,13 +107,22 @@ def _fit_halfway(
     seen, space = _behind(probe, split, given)
     rank = _rank(site, choice)
     r = site_activation(site, target.y) if _through(site, solver) else None
-    low_rank = _solve(target, seen, rank, r, space, parts)
+    low_rank, gap = _solve(target, seen, rank, r, space, parts)
     horizontal = low_rank.q.T.reshape(rank, *split.horizontal.shape[1:])
     weights: tuple[Tensor, ...] = (split.vertical, horizontal, low_rank.p)
     if choice.scheme == "spatial":
         weights = (split.vertical, (low_rank.p @ low_rank.q.T).reshape_as(split.horizontal))
     error = measure(site, target, Responses(low_rank(given.y), given.addend))
-    return Fit(Factors(weights, low_rank.b), error, len(target.y))
+    return _judged(Fit(Factors(weights, low_rank.b), error, len(target.y)), [gap])
+
+
+def _judged(fit: Fit, gaps: list[Gap | None]) -> Fit:
+    """With what the ``gaps`` of its groups say together about the number of samples."""
+    known = [gap for gap in gaps if gap is not None]
+    if not known:
+        return fit
+    whole = reduce(add, known)
+    return replace(fit, enough=whole.enough, needed=whole.needed)
 
 
 def samples_needed(
@@ -183,11 +197,11 @@ def _solve(
     r: Activation | None,
     space: ResponseSpace,
     parts: Parts | None,
-) -> LowRank:
-    """Through ``r``, or linearly. Responses with the shortcut added are fitted: r(s + y) by r(s^ + M y^ + b), s and s^
-    zero without one."""
+) -> tuple[LowRank, Gap | None]:
+    """Through ``r``, or linearly, and what samples held out say about their number. Responses with the shortcut added
+    are fitted: r(s + y) by r(s^ + M y^ + b), s and s^ zero without one."""
     if r is None and given is target:
-        return pca(given.y, rank, space=space)
+        return pca(given.y, rank, space=space), None
     if parts is not None:
         fitted = unseen(
             _whole(target),
@@ -199,10 +213,10 @@ def _solve(
             addend=given.addend,
             space=space,
         )
-        return fitted.map
+        return fitted.map, fitted.gap
     if r is not None:
-        return nonlinear(_whole(target), given.y, rank, r, addend=given.addend, space=space).map
-    return reduced_rank(_wanted(target, given), given.y, rank, space=space)
+        return nonlinear(_whole(target), given.y, rank, r, addend=given.addend, space=space).map, None
+    return reduced_rank(_wanted(target, given), given.y, rank, space=space), None
 
 
 def _wanted(target: Responses, given: Responses) -> Tensor:

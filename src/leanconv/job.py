@@ -181,6 +181,7 @@ class Job:
                 error=errors[name],
                 samples=solving.samples.get(name, 0),
                 enough=solving.enough.get(name),
+                needed=solving.needed.get(name),
             )
             for name, site in sorted((self.sites | takers).items(), key=lambda item: item[1].index)
         ]

@@ -31,6 +31,7 @@ class Solving:
     takers: dict[str, Probe]  # of layers that stay whole and will take in a factor
     samples: dict[str, int] = field(default_factory=dict)  # that sites were fitted to
     enough: dict[str, bool | None] = field(default_factory=dict)  # and whether more would hardly help
+    needed: dict[str, int | None] = field(default_factory=dict)  # about how many would be enough
 
     def run(self) -> dict[str, float]:
         """The error of every site and taker."""
@@ -120,7 +121,8 @@ class Solving:
         fit = fit_site(
             probe, choice, self.splits.get(name), target=target, given=given, solver=options.solver, parts=held_out
         )
-        return with_changes(fit, enough=enough)
+        # Who has chosen the number has looked at several: that counts for more than an extrapolation from one.
+        return fit if enough is None else with_changes(fit, enough=enough, needed=None)
 
     def _thinned(
         self, probe: Probe, choice: Choice, target: Responses, given: Responses, parts: Parts
@@ -147,7 +149,7 @@ class Solving:
         return rows == self.engine.batches.images * self.engine.positions.count(probe.site.positions)
 
     def _put(self, name: str, fit: Fit) -> None:
-        self.samples[name], self.enough[name] = fit.samples, fit.enough
+        self.samples[name], self.enough[name], self.needed[name] = fit.samples, fit.enough, fit.needed
         if name in self.plan:
             replace(self.engine.accelerated, change_of(self.probes[name].site, self.plan[name]), fit.factors)
 

@@ -157,14 +157,14 @@ class Workdir:
                     bias = file.get_tensor("bias")
             except (OSError, safetensors.SafetensorError, KeyError, ValueError) as error:
                 raise LeanconvError(f"{str(path)!r} is damaged ({type(error).__name__}); delete it.") from None
-            counted = facts.get("samples", 0), facts.get("enough")  # older files lack them
+            counted = facts.get("samples", 0), facts.get("enough"), facts.get("needed")  # older files lack them
             found[facts["name"]] = Fit(Factors(tuple(weights), bias), facts["error"], *counted)
         return found
 
     def keep_solved(self, number: int, name: str, fit: Fit) -> None:
         weights = fit.factors.weights
         held = {f"weight{i}": weight.contiguous() for i, weight in enumerate(weights)} | {"bias": fit.factors.bias}
-        counted = {"samples": fit.samples, "enough": fit.enough}
+        counted = {"samples": fit.samples, "enough": fit.enough, "needed": fit.needed}
         facts = json.dumps({"name": name, "error": fit.error, "weights": len(weights), **counted})
         with self._writing():
             place = self.folder / SOLVED

@@ -35,7 +35,8 @@ def accelerate(
         str | None,
         typer.Option(
             help="closed-form (the default of 3d, 3c and channel): fitted for images not seen, a few are held out; "
-            "none: the paper's fit; distill: then trained, without labels, to respond as the original does, much slower."
+            "none: the paper's fit; distill: then trained, without labels, to respond as the original does, much "
+            "slower."
         ),
     ] = None,
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,

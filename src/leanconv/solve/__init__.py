@@ -6,6 +6,7 @@ inverse or an eigenproblem are accumulated in float64; results come back in the 
 
 from leanconv.solve.activations import Activation, activation
 from leanconv.solve.enough import Enough, Regression, enough, thinned
+from leanconv.solve.gap import Gap
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments
 from leanconv.solve.nonlinear import NonlinearFit, nonlinear
@@ -19,6 +20,7 @@ from leanconv.solve.unseen import unseen
 __all__ = [
     "Activation",
     "Enough",
+    "Gap",
     "LowRank",
     "Moments",
     "NonlinearFit",

@@ -160,9 +160,16 @@ class Descent:
         self.current = self.regressor.solution(self._u, self._by_x, z_mean, self._y.dtype)
         self.iterations += 1
 
-    def squared_error(self) -> Tensor:
-        x = self.regressor.coordinates
-        return squared_error(self.current, self._activated, x, self._addend, self._activation)
+    def squared_error(self, rows: slice = slice(None)) -> Tensor:
+        """Of ``current``, on all samples or some."""
+        addend = None if self._addend is None else self._addend[rows]
+        x = self.regressor.coordinates[rows]
+        return squared_error(self.current, self._activated[rows], x, addend, self._activation)
+
+    def squared_size(self, rows: slice) -> Tensor:
+        """sum ||r(t)||^2 of these samples, float64."""
+        norm: Tensor = torch.linalg.vector_norm(self._activated[rows], dtype=torch.float64)
+        return norm.square()
 
 
 class _Best:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leanconv.solve.activations import Activation
 from leanconv.solve.device import Number
+from leanconv.solve.gap import Gap
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.nonlinear import Descent, squared_error
 from leanconv.solve.parts import Parts
@@ -36,12 +37,14 @@ PATIENCE = 5
 class UnseenFit:
     """``map``: fitted to all samples, with ``iterations`` and ``share`` of pseudo-samples that did best on the samples
     held out; ``errors``: the squared errors there of the fit to the others, the linear one first, and then iteration
-    by iteration (none where nothing was iterated)."""
+    by iteration (none where nothing was iterated); ``gap``: between the errors of both there, which says whether more
+    samples would help (None without an activation)."""
 
     map: LowRank
     iterations: int
     share: float
     errors: tuple[float, ...]
+    gap: Gap | None = None
 
 
 def unseen(
@@ -63,7 +66,8 @@ def unseen(
     as it is) and when to stop. With both, everything is then fitted to all rows. ``symmetric``: the target is ``y`` and
     what is added to it, so that a linear fit has nothing to correct, and nothing to say about a ridge.
 
-    Cost: that of two ``nonlinear`` of as many iterations, up to three times ``HEAT`` more, and a few O(m^3).
+    Cost: that of two ``nonlinear`` of as many iterations, up to three times ``HEAT`` more, and a few O(m^3). The gap's
+    is one look at the rows held out.
     """
     space = space or ResponseSpace.anywhere(y)
     # Copied once into this order, both parts are slices of everything.
@@ -105,7 +109,9 @@ def unseen(
     for step in range(iterations):
         final.sweep(WEIGHT, measure=False)
         final.advance(exact=step == iterations - 1)
-    return UnseenFit(whole.on_responses(final.current), iterations, share, errors)
+    size, error = Number(final.squared_size(held)), Number(final.squared_error(held))
+    gap = Gap(len(y), len(y[few]), size.read(), error.read(), errors[iterations])
+    return UnseenFit(whole.on_responses(final.current), iterations, share, errors, gap)
 
 
 def _sums(target: Tensor, y: Tensor, x: Tensor, addend: Tensor | None, parts: tuple[slice, slice]) -> list[Sums]:
