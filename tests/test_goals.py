@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import leanconv
-from leanconv.train import finetune as finetune_module
 from leanconv.train.goals import Distillation, _Distance
+from leanconv.train.places import places_of
 from tests.conftest import plain_network, smooth_images
 from tests.training import (
     CLASSES,
@@ -90,7 +90,7 @@ def test_outputs_that_are_no_class_scores_are_compared_by_distance() -> None:
 
 def test_features_have_the_same_meaning_with_batch_norms_folded(accelerated: leanconv.Accelerated) -> None:
     original, images = plain_network(), smooth_images(8, seed=1)
-    places = finetune_module._places(accelerated.changes, 9)
+    places = places_of(accelerated.changes, 9)
     assert places == [change.batch_norm for change in accelerated.changes if not change.open]
     assert [type(original.get_submodule(place)) for place in places] == [nn.BatchNorm2d] * len(places)
     goal = Distillation(original, places, 1.0)
@@ -110,9 +110,9 @@ def test_features_have_the_same_meaning_with_batch_norms_folded(accelerated: lea
     by_hand = [(found[p] - wanted[p]).square().sum((1, 2, 3)) / wanted[p].square().sum((1, 2, 3)) for p in places]
     assert torch.allclose(distance, torch.stack(by_hand).mean(0), atol=1e-5)
     # Evenly spread, the last among them.
-    assert finetune_module._places(accelerated.changes, 1) == places[-1:]
-    assert finetune_module._places(accelerated.changes, 0) == []
-    assert finetune_module._places(accelerated.changes, None) == finetune_module._places(accelerated.changes, 99)
+    assert places_of(accelerated.changes, 1) == places[-1:]
+    assert places_of(accelerated.changes, 0) == []
+    assert places_of(accelerated.changes, None) == places_of(accelerated.changes, 99)
 
 
 def test_a_layer_for_several_maps_is_matched_on_all_of_them() -> None:

@@ -21,6 +21,7 @@ from leanconv.network.survey import survey
 from leanconv.network.trial import Trial
 from leanconv.pruning import Pruned, Pruning
 from leanconv.storage import load_result
+from leanconv.three_c import _surely
 from leanconv.train.goals import Distillation
 
 CPU = torch.device("cpu")
@@ -168,7 +169,7 @@ def test_filters_are_kept_where_they_are_missed_most() -> None:
 @pytest.fixture(scope="module")
 def images() -> Tensor:
     torch.manual_seed(1)
-    return torch.randn(128, 3, 12, 12)
+    return torch.randn(256, 3, 12, 12)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +199,7 @@ def test_spare_filters_are_pruned_and_the_rest_is_nearer_to_the_original(
     assert 2.5 <= result.speedup < 2.55
     assert change(result.model, fresh) < 0.9 * change(plain.model, fresh)
     tried = dict(result.pruning["tried"])
-    assert result.pruning["factor"] == min(tried, key=tried.__getitem__)
+    assert tried[result.pruning["factor"]] < tried[1.0]
     assert "channels pruned: " in str(result)
 
 
@@ -250,6 +251,15 @@ def test_distillation_ends_the_call(images: Tensor) -> None:
     assert change(found.model, images) < 0.5
 
 
+def test_a_gain_that_may_be_chance_is_none() -> None:
+    torch.manual_seed(0)
+    noise = torch.randn(100).double()
+    noise -= noise.mean()
+    assert _surely(noise + 0.2)
+    assert not _surely(noise + 0.05)
+    assert not _surely(noise - 0.2)
+
+
 def test_layers_to_skip_lose_nothing(images: Tensor) -> None:
     found = accelerated(with_spare_filters(), images, skip=["0"], speedup=1.8)
     assert "0" in found.skipped
@@ -292,5 +302,5 @@ def test_what_does_not_go_with_it_is_refused(images: Tensor, arguments: dict[str
 def test_networks_and_images_it_cannot_use_are_refused(images: Tensor) -> None:
     with pytest.raises(LeanconvError, match=r"this network has none; use scheme='3d' instead"):
         accelerated(Twice().eval(), images, skip=[])
-    with pytest.raises(LeanconvError, match="10 were given; give at least 16"):
+    with pytest.raises(LeanconvError, match="10 were given; give at least 64"):
         accelerated(with_spare_filters(), images[:10])

@@ -6,6 +6,7 @@ it at the same MACs in all, and judged by the outputs on the others; then once m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -35,8 +36,8 @@ FACTORS = (1.15, 1.3, 1.5, 1.75, 2.0)
 PATIENCE = 2
 # What is left for 3d to do, at least.
 LEFT = 1.25
-# One image of so many judges, and there are at least so many images.
-EACH, FEWEST = 8, 16
+# One image of so many judges, and there are at least so many images: a few judges would say anything.
+EACH, FEWEST = 8, 64
 
 INSTEAD = "use scheme='3d' instead"
 
@@ -78,17 +79,21 @@ def three_c(job: Job, batches: Batches, options: Options, clock: Clock, reporter
 
     tried: list[tuple[float, float]] = []
     best: Pruned | None = None
+    least: Tensor | None = None  # what the best does to each image held out
+    worse = 0  # in a row
     for factor in (1.0, *FACTORS):
         with clock.stage("pruning"):
             pruned = None if factor == 1 else pruning.pruned(pruning.keeps(factor))
         reached = 1.0 if pruned is None else job.survey.macs / pruned.macs
         if options.speedup / reached < LEFT or (tried and reached <= tried[-1][0]):
             break
-        tried.append((reached, _change(job.original, made(most, pruned).model, held, job.device)))
-        changes = [change for _, change in tried]
-        if changes[-1] == min(changes):
-            best = pruned
-        elif len(changes) - changes.index(min(changes)) > PATIENCE:
+        change = _change(job.original, made(most, pruned).model, held, job.device)
+        tried.append((reached, float(change.mean())))
+        if least is None or _surely(least - change):
+            best, least, worse = pruned, change, 0
+        else:
+            worse += 1
+        if worse == PATIENCE:
             break
     result = made(batches, best)
     pruning_facts = {"factor": 1.0 if best is None else job.survey.macs / best.macs, "tried": [list(t) for t in tried]}
@@ -138,15 +143,20 @@ def _teacher(job: Job, pruned: Pruned) -> Teacher:
 
 
 @torch.no_grad()
-def _change(original: nn.Module, network: nn.Module, held: list[Tensor], device: torch.device) -> float:
-    """Of the outputs: the mean divergence of class scores, or the relative squared distance of what is none."""
+def _change(original: nn.Module, network: nn.Module, held: list[Tensor], device: torch.device) -> Tensor:
+    """Of every image's outputs: the divergence of class scores, or the relative squared distance of what is none."""
     network.to(device)
-    total = torch.zeros((), dtype=torch.float64)
+    found = []
     for piece in held:
         # Each its own copy: a network may work in place.
         answer, given = (model(to_device(piece, device)) for model in (original, network))
-        total += divergence(given, answer, len(piece)).double().sum().cpu()
-    return float(total) / sum(map(len, held))
+        found.append(divergence(given, answer, len(piece)).double().cpu())
+    return torch.cat(found)
+
+
+def _surely(gains: Tensor) -> bool:
+    """Whether the mean is above zero by more than its standard error: less is chance."""
+    return float(gains.mean()) > float(gains.std()) / math.sqrt(len(gains))
 
 
 def _on_original(found: Accelerated, job: Job, pruned: Pruned) -> Accelerated:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
@@ -17,7 +17,6 @@ from torch import nn
 from leanconv._version import __version__
 from leanconv.entrance import check_model, copied, device_of, parse_device, untouched_rng
 from leanconv.errors import LeanconvError, listing, whole
-from leanconv.network.replace import Change
 from leanconv.progress import reporter
 from leanconv.result import Accelerated
 from leanconv.team import Team
@@ -27,6 +26,7 @@ from leanconv.train.examples import Augment, Examples
 from leanconv.train.goals import Distillation, Goal, Supervised
 from leanconv.train.history import History
 from leanconv.train.loop import Loop
+from leanconv.train.places import kept_at, places_of
 from leanconv.train.settings import Optimizer, Precision, Schedule, Settings, number
 from leanconv.workdir import digest_of_model
 
@@ -255,7 +255,7 @@ def _goal(
                 raise LeanconvError(f"{name} goes with original, the network to learn from, which is not given.")
         return Supervised()
     check_model(original)
-    places = _places(network.changes, features) if isinstance(network, Accelerated) else []
+    places = places_of(network.changes, features) if isinstance(network, Accelerated) else []
     weight = number("outputs", float(not places) if outputs is None else outputs, least=0.0)
     if not places and not weight:
         raise LeanconvError("with outputs=0 and no layer's responses to match there is nothing to train for.")
@@ -265,20 +265,8 @@ def _goal(
             f"original has no layer {listing(missing, 2)}; give the network that was accelerated, or features=0."
         )
     teacher = _single(copied(original).to(device)).eval().requires_grad_(False)
-    changes = network.changes if isinstance(network, Accelerated) else []
-    kept = {_place(change): torch.tensor(change.kept, device=device) for change in changes if change.kept is not None}
-    return Distillation(teacher, places, weight, {place: stay for place, stay in kept.items() if place in places})
-
-
-def _place(change: Change) -> str:
-    return change.batch_norm or change.name
-
-
-def _places(changes: Sequence[Change], wanted: int | None) -> list[str]:
-    """Where responses mean the same in both networks: so many of the replaced layers, evenly, the last among them."""
-    there = [_place(change) for change in changes if not change.open]
-    count = len(there) if wanted is None else min(whole("features", wanted, 0), len(there))
-    return [there[round((number + 1) * len(there) / count) - 1] for number in range(count)]
+    kept = kept_at(places, network.changes, device) if isinstance(network, Accelerated) else {}
+    return Distillation(teacher, places, weight, kept)
 
 
 def _split(examples: Examples, held: Examples, settings: Settings, world: int) -> tuple[list[int], list[int]]:
