@@ -20,6 +20,9 @@ from leanconv.network.replaceable import replaceable
 from leanconv.network.survey import survey
 from leanconv.network.trial import Trial
 from leanconv.pruning import Pruned, Pruning
+from leanconv.report.facts import facts_of
+from leanconv.report.page import page
+from leanconv.solve.moments import Gathering, Moments
 from leanconv.storage import load_result
 from leanconv.three_c import _surely
 from leanconv.train.goals import Distillation
@@ -74,9 +77,13 @@ class Twice(nn.Module):
         return torch.cat([self.second(x).relu(), self.other(x).relu()], 1).mean((2, 3))
 
 
-class Shuffled(nn.Module):
+class By(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
     def forward(self, x: Tensor) -> Tensor:
-        return x.flip(1).relu()
+        return self.function(x)
 
 
 def found(network: nn.Module, images: Tensor) -> tuple[Trial, list[Any], Any]:
@@ -92,8 +99,12 @@ def found(network: nn.Module, images: Tensor) -> tuple[Trial, list[Any], Any]:
         (chain(nn.BatchNorm2d(12), nn.ReLU()), [("0", "3"), ("3", "5")]),
         (chain(nn.LeakyReLU(0.1), nn.MaxPool2d(2), nn.Dropout(0.5)), [("0", "4"), ("4", "6")]),
         (chain(nn.PReLU(12)), [("2", "4")]),  # it has a number a channel
-        (chain(Shuffled()), [("2", "4")]),
+        (chain(By(lambda x: x.flip(1).relu())), [("2", "4")]),
         (chain(nn.GroupNorm(4, 12), nn.ReLU()), [("3", "5")]),  # channels are normalised together
+        (chain(By(lambda x: x.relu() * x[:, :1].sigmoid())), [("2", "4")]),  # a channel is known by its number
+        (chain(By(lambda x: x.relu() * x[:, -1:].sigmoid())), [("2", "4")]),
+        (chain(By(lambda x: x.relu() / x.amax(1, keepdim=True))), [("2", "4")]),
+        (chain(width=1), []),
         (Block().eval(), [("a", "b"), ("b", "c")]),  # stem's maps go on beside the block, and c's are added to them
         (Twice().eval(), []),
     ],
@@ -133,7 +144,7 @@ def test_what_others_say_goes_for_nothing() -> None:
     for stay in pruned.kept.values():
         assert sorted(stay % 6) == [0, 1, 2, 3, 4, 5]  # one of each two
     torch.testing.assert_close(pruned.model(images), network(images), rtol=1e-3, atol=1e-3)
-    pruned = pruning.pruned({"0": 3, "2": 3})
+    pruned = pruning.pruned(pruning.keeps(100))  # as far as it goes
     assert not torch.allclose(pruned.model(images), network(images), rtol=1e-2, atol=1e-2)
 
 
@@ -164,6 +175,129 @@ def test_filters_are_kept_where_they_are_missed_most() -> None:
     pruning = pruning_of(network, images)
     assert pruning.keeps(1.2)["2"] == 12
     assert pruning.keeps(1.2)["0"] < 12
+
+
+def test_moments_of_pieces_are_those_of_the_whole() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(300, 7) * torch.arange(1, 8) + 1000
+    gathering = Gathering()
+    assert gathering.moments is None
+    for piece in rows.split([1, 99, 0, 200]):
+        gathering.add(piece)
+    found, whole = gathering.moments, Moments.of(rows)
+    assert found is not None
+    assert found.count == 300
+    torch.testing.assert_close(found.mean, whole.mean)
+    torch.testing.assert_close(found.scatter, whole.scatter, rtol=1e-9, atol=1e-6)
+
+
+def test_a_bias_makes_up_for_what_channels_always_say() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.ReLU(), nn.Flatten()).eval()
+    with torch.no_grad():
+        network[0].weight[2:4] *= 1e-3
+        network[0].bias[2:4] = 5.0  # two filters that hardly move, and matter all the same
+    images = torch.randn(64, 3, 10, 10)
+    pruned = pruning_of(network, images).pruned({"0": 4})
+    assert pruned.kept["0"].tolist() == [0, 1, 4, 5]
+    torch.testing.assert_close(pruned.model(images), network(images), rtol=1e-2, atol=1e-2)
+    assert pruned.lost["2"] < 1e-3
+
+
+def test_maps_that_never_change_stay(images: Tensor) -> None:
+    network = with_spare_filters()
+    with torch.no_grad():
+        network[0].weight.zero_()
+        network[0].bias.fill_(-1)
+    found = accelerated(network, images)  # 3d takes it, too
+    assert found.pruning is not None
+    assert next((one.kept for one in found.changes if one.name == "0"), None) is None
+
+
+class Counting(nn.Module):
+    """Changes a buffer whenever it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = with_spare_filters()
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        out: Tensor = self.body(x)
+        return out
+
+
+def test_buffers_are_as_the_user_gave_them(images: Tensor) -> None:
+    network = Counting().eval()
+    found = accelerated(network, images)
+    assert found.pruning is not None
+    assert found.pruning["factor"] > 1
+    assert float(network.runs) == float(found.model.runs) == 0
+
+
+def test_layers_are_fitted_to_the_original_not_to_the_pruned_network(
+    images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pruned network that responds twice as much as the original is put right."""
+
+    def doubled(self: Pruning, keeps: dict[str, int], plain: Callable[..., Pruned] = Pruning.pruned) -> Pruned:
+        pruned = plain(self, keeps)
+        with torch.no_grad():
+            pruned.model[4].weight *= 2
+            pruned.model[4].bias *= 2
+        return pruned
+
+    monkeypatch.setattr(Pruning, "pruned", doubled)
+    monkeypatch.setattr("leanconv.three_c._surely", lambda gains: True)  # whatever it does, the last is taken
+    found = accelerated(with_spare_filters(), images, refine="none")
+    assert found.pruning is not None
+    assert found.pruning["factor"] > 1
+    assert "4" in {layer.name for layer in found.layers if layer.scheme != "pruned"}
+    assert change(found.model, images) < 0.3
+
+
+def test_a_frozen_layer_stays_frozen_and_a_folded_norm_is_loaded(images: Tensor, tmp_path: Path) -> None:
+    def build() -> nn.Sequential:
+        network = chain(nn.BatchNorm2d(12), nn.ReLU())
+        with torch.no_grad():
+            for number in (0, 3):
+                layer = network[number]
+                layer.weight[6:], layer.bias[6:] = 2 * layer.weight[:6], 2 * layer.bias[:6]
+            network[1].running_mean.uniform_(-0.1, 0.1)
+            network[-1].weight *= 30
+        network[0].requires_grad_(False)
+        return network.eval()
+
+    found = accelerated(build(), images)
+    assert found.pruning is not None
+    assert found.pruning["factor"] > 1
+    assert not any(parameter.requires_grad for parameter in found.model[0].parameters())
+    assert all(parameter.requires_grad for parameter in found.model[3].parameters())
+    assert sum(layer.macs_before for layer in found.layers) <= found.macs_before
+    found.save(tmp_path / "saved")
+    again = load_result(tmp_path / "saved", build())
+    assert torch.equal(again.model(images), found.model(images))
+
+
+def test_images_that_judge_have_no_say_before(images: Tensor) -> None:
+    other = images.clone()
+    other[7::8] *= torch.tensor([5.0, 0.1, -1.0])[:, None, None]
+    one, two = pruning_of(chain(), images), pruning_of(chain(), other)
+    alike = [
+        torch.equal(a, b) for a, b in zip(*(_all(each.pruned(each.keeps(1.3))) for each in (one, two)), strict=True)
+    ]
+    assert all(alike)
+    for each in (one, two):
+        each.choose(lambda: None, everything=True)
+    alike = [
+        torch.equal(a, b) for a, b in zip(*(_all(each.pruned(one.keeps(1.3))) for each in (one, two)), strict=True)
+    ]
+    assert not all(alike)
+
+
+def _all(pruned: Pruned) -> list[Tensor]:
+    return list(pruned.model.state_dict().values())
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +342,8 @@ def test_the_result_is_one_of_the_original(result: leanconv.Accelerated, images:
     assert result.macs_before == survey(network, images[:1]).macs
     assert result.macs_after == inspect_network(result.model, None, shape=(1, 3, 12, 12), device="cpu").survey.macs
     assert result.parameters_before == sum(parameter.numel() for parameter in network.parameters())
+    macs = {layer.name: layer.macs for layer in survey(network, images[:1]).layers}
+    assert all(layer.macs_before == macs[layer.name] for layer in result.layers)
     named = {layer.name for layer in result.layers} | set(result.skipped)
     assert named == {"0", "2", "4"}
     first = next(one for one in result.changes if one.name == "0")
@@ -219,6 +355,12 @@ def test_the_result_is_one_of_the_original(result: leanconv.Accelerated, images:
     assert torch.equal(again.model(images), result.model(images))
     assert again.pruning == result.pruning
     assert again.changes == result.changes
+
+
+def test_its_page_says_so(result: leanconv.Accelerated, tmp_path: Path) -> None:
+    said = page(facts_of(result.save(tmp_path / "saved")))
+    assert f"channels pruned by {result.pruning['factor']:.2f}x" in said  # type: ignore[index]
+    assert "Ranks were chosen after channels had been pruned" in said
 
 
 def test_the_same_call_gives_the_same_bits(result: leanconv.Accelerated, images: Tensor) -> None:
@@ -300,7 +442,11 @@ def test_what_does_not_go_with_it_is_refused(images: Tensor, arguments: dict[str
 
 
 def test_networks_and_images_it_cannot_use_are_refused(images: Tensor) -> None:
-    with pytest.raises(LeanconvError, match=r"this network has none; use scheme='3d' instead"):
+    with pytest.raises(
+        LeanconvError, match="this network has none, or only in layers to skip; use scheme='3d' instead"
+    ):
         accelerated(Twice().eval(), images, skip=[])
+    with pytest.raises(LeanconvError, match="judges by outputs that go image by image, and this network has none"):
+        accelerated(nn.Sequential(with_spare_filters(), By(Tensor.mean)).eval(), images)
     with pytest.raises(LeanconvError, match="10 were given; give at least 64"):
         accelerated(with_spare_filters(), images[:10])

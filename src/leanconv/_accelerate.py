@@ -74,7 +74,8 @@ def accelerate(
             chooses forms and ranks that together change it least; ``"latency"`` times the forms of every layer on
             ``target`` and keeps the most energy in that time; or ranks by hand, ``{"layer": d'}``
             (``(d'', d')`` for 3d), and ``speedup`` is not used.
-        skip: names of layers to leave alone. Default: the first convolution. ``[]`` skips nothing.
+        skip: names of layers to leave alone. Default: the first convolution (which ``"3c"`` may still prune). ``[]``
+            skips nothing.
         seed: chooses the sampled positions. Same seed, same machine: same result, bit for bit.
         device: where to compute; default: where the model is.
         progress: show progress on stderr.

@@ -185,7 +185,7 @@ class Job:
             )
             for name, site in sorted((self.sites | takers).items(), key=lambda item: item[1].index)
         ]
-        _restore(engine.accelerated, self.buffers)
+        restore(engine.accelerated, self.buffers)
         saved = sum(report.macs_before - report.macs_after for report in reports)
         return Accelerated(
             model=engine.accelerated.eval(),
@@ -316,7 +316,7 @@ def _taking(site: Site) -> Change:
     return Change(name=site.name, scheme="merged", ranks=(), geometry=site.geometry)
 
 
-def _restore(model: nn.Module, buffers: dict[str, Tensor]) -> None:
+def restore(model: nn.Module, buffers: dict[str, Tensor]) -> None:
     for name, buffer in model.named_buffers():
         if name in buffers and buffer.shape == buffers[name].shape:
             buffer.copy_(buffers[name])

@@ -34,8 +34,9 @@ from leanconv.solve.moments import Gathering, Moments
 LEAST, MOST = 1 / 8, 0.05
 # Ridge, in units of the mean square of an input, for the choice of channels.
 RIDGE = 1e-3
-# One image of so many does not take part in a refit, and says how strong its ridge is to be.
-APART = 8
+# Of so many images one does not take part in a refit, and says how strong its ridge is to be, and one is left out
+# altogether until it is known how much to prune.
+EACH, UNSEEN, JUDGING = 8, 3, 7
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,14 @@ class Order:
 @dataclass(frozen=True)
 class Pruned:
     """A network without some channels. ``sites``: those of the original that changed; ``geometries``: what they have
-    become; ``kept``: the filters that stay, of layers that lost some; ``macs``: what is left of the original's."""
+    become; ``kept``: the filters that stay, of layers that lost some; ``lost``: the share of their responses' energy
+    that layers lost with their inputs; ``macs``: what is left of the original's."""
 
     model: nn.Module
     sites: dict[str, Site]
     geometries: dict[str, Geometry]
     kept: dict[str, Tensor]
+    lost: dict[str, float]
     macs: int
 
 
@@ -70,7 +73,7 @@ class Pruning:
 
     def measure(self, batches: Batches, positions: Positions, device: torch.device, step: Callable[[], None]) -> None:
         """One pass of the original over the images."""
-        self._seen = {pair.taker.name: (Gathering(), Gathering()) for pair in self.pairs}
+        self._seen = {pair.taker.name: (Gathering(), Gathering(), Gathering()) for pair in self.pairs}
         with torch.no_grad():
             for batch in batches:
                 with self._listening(batch, positions):
@@ -99,13 +102,16 @@ class Pruning:
         chosen = chosen_at(probe, x, batch, positions)
         patches = conv_patches(x, probe.site.geometry, chosen).to(self.dtype)
         rows = torch.cat([patches, torch.addmm(probe.bias, patches, probe.weight.flatten(1).T)], 1)
-        image = torch.arange(batch.first, batch.first + len(x), device=x.device)
-        apart = (image % APART == APART // 2).repeat_interleave(chosen.at.shape[1])
-        for side, mine in zip(self._seen[probe.site.name], (rows[~apart], rows[apart]), strict=True):
-            side.add(mine)
+        image = torch.arange(batch.first, batch.first + len(x), device=x.device) % EACH
+        image = image.repeat_interleave(chosen.at.shape[1])
+        unseen, judging = image == UNSEEN, image == JUDGING
+        for side, mine in zip(self._seen[probe.site.name], (~unseen & ~judging, unseen, judging), strict=True):
+            side.add(rows[mine])
 
-    def choose(self, step: Callable[[], None]) -> None:
-        """The order in which every giver's filters go."""
+    def choose(self, step: Callable[[], None], *, everything: bool = False) -> None:
+        """The order in which every giver's filters go, by all images or by those that do not judge. A layer behind maps
+        that never change has nothing to say about them, and they stay."""
+        self._everything = everything
         self._orders: dict[str, Order] = {}
         for pair in self.pairs:
             weight = self._filters(pair.taker)
@@ -113,6 +119,10 @@ class Pruning:
             seen, unseen = self._sides(pair)
             gram, cross, energy = centred(seen.joined(unseen), len(weight))
             strength = RIDGE * gram.diagonal().mean()
+            if not float(strength) > 0 or not float(energy) > 0:
+                self._orders[pair.giver.name] = Order((), ())
+                step()
+                continue
             gram.diagonal().add_(strength)  # around the weights there are: what goes costs its own square too, a little
             gone, growth = elimination(
                 gram,
@@ -125,14 +135,20 @@ class Pruning:
             self._orders[pair.giver.name] = Order(tuple(gone), tuple(lost.tolist()))
             step()
 
+    def forget(self) -> None:
+        """What was measured, which is large."""
+        self._seen.clear()
+
     def _filters(self, taker: Site) -> Tensor:
         """(c k) x d, in double precision."""
         return self.filters.of(taker, self.dtype)[0].double().flatten(1).T
 
     def _sides(self, pair: Pair) -> tuple[Moments, Moments]:
         """Of images that take part in a refit, and of the others; the same where there are none."""
-        seen, unseen = (side.moments for side in self._seen[pair.taker.name])
+        seen, unseen, judging = (side.moments for side in self._seen[pair.taker.name])
         assert seen is not None
+        if self._everything and judging is not None:
+            seen = seen.joined(judging)
         return seen, unseen or seen
 
     def keeps(self, factor: float) -> dict[str, int]:
@@ -145,7 +161,7 @@ class Pruning:
                 for pair in self.pairs
             }
 
-        levels = sorted({one for order in self._orders.values() for one in order.lost})
+        levels = sorted({one for order in self._orders.values() for one in order.lost}) or [0.0]
         low, high = 0, len(levels) - 1  # the least level that does
         while low < high:
             middle = (low + high) // 2
@@ -171,6 +187,7 @@ class Pruning:
         """The network with so many filters of every giver, and the convolutions behind them refitted."""
         weights: dict[str, tuple[Tensor, Tensor]] = {}
         kept: dict[str, Tensor] = {}
+        lost: dict[str, float] = {}
         sites = {site.name: site for pair in self.pairs for site in (pair.giver, pair.taker)}
 
         def now(site: Site) -> tuple[Tensor, Tensor]:
@@ -184,6 +201,7 @@ class Pruning:
             stays = torch.ones(channels, dtype=torch.bool)
             stays[list(gone[:away])] = False
             weights[pair.taker.name] = self._refit(pair, stays, now(pair.taker))
+            lost[pair.taker.name] = self._orders[pair.giver.name].lost[away - 1]
             kept[pair.giver.name] = stay = stays.nonzero()[:, 0].to(now(pair.giver)[0].device)
         # Rows last: a layer that gives and takes is refitted with all its filters.
         for name, stay in kept.items():
@@ -195,7 +213,7 @@ class Pruning:
             geometry = replace(site.geometry, out_channels=weight.shape[0], in_channels=weight.shape[1])
             geometries[name] = geometry
             self._put(model, site, geometry, Factors((weight,), bias))
-        return Pruned(model, {name: sites[name] for name in weights}, geometries, kept, self.macs(keeps))
+        return Pruned(model, {name: sites[name] for name in weights}, geometries, kept, lost, self.macs(keeps))
 
     def _refit(self, pair: Pair, stays: Tensor, now: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The taker's filters and bias for the inputs that stay."""

@@ -30,7 +30,8 @@ class LayerReport:
         macs_before: multiply-accumulates of one image in the original.
         macs_after: and in the accelerated network.
         energy: share of response variance kept (of filter energy for the spatial scheme).
-        error: ||r(y) - r(y~)|| / ||r(y)|| at the sampled positions, with the inputs the layer was fitted to.
+        error: ||r(y) - r(y~)|| / ||r(y)|| at the sampled positions, with the inputs the layer was fitted to; of a layer
+            that was only pruned, before its activation and with the original's inputs.
         samples: responses the layer was fitted to; 0 where none were, as for the spatial scheme, or it is not known.
         enough: whether twice as many would hardly help (lower the error on unseen images by less than 1 %); None where
             that was not looked at: with a linear fit, ``refine="none"`` or fewer than eight images.

@@ -13,20 +13,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from leanconv.calibrate.batches import Batches, take, to_device
+from leanconv.calibrate.batches import Batches, out_of_memory, take, to_device
 from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe
 from leanconv.engine import Clock, Teacher
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError
-from leanconv.job import Job
+from leanconv.job import Job, restore
 from leanconv.network.detector import kind_of
 from leanconv.network.replace import Change
 from leanconv.network.replace import replace as put_change
 from leanconv.network.source import identify
 from leanconv.options import Options
 from leanconv.progress import Progress
-from leanconv.pruning import Pruned, Pruning
+from leanconv.pruning import EACH, JUDGING, Pruned, Pruning
 from leanconv.result import Accelerated, LayerReport
 from leanconv.train.goals import divergence
 
@@ -36,8 +36,8 @@ FACTORS = (1.15, 1.3, 1.5, 1.75, 2.0)
 PATIENCE = 2
 # What is left for 3d to do, at least.
 LEFT = 1.25
-# One image of so many judges, and there are at least so many images: a few judges would say anything.
-EACH, FEWEST = 8, 64
+# Images there must be, so that eight of them judge: fewer would say anything.
+FEWEST = 64
 
 INSTEAD = "use scheme='3d' instead"
 
@@ -56,48 +56,86 @@ def check(model: nn.Module, *, workdir: bool, processes: int) -> None:
 
 def three_c(job: Job, batches: Batches, options: Options, clock: Clock, reporter: Progress, run: Run) -> Accelerated:
     """``run`` makes a job's network with the images given, fitted to the responses of the teacher if there is one."""
-    if not job.prunable:
-        raise LeanconvError(
-            "scheme='3c' prunes filters whose maps go into one other convolution alone, and this network has none; "
-            f"{INSTEAD}."
-        )
     sample = batches.sample()
     most, held = _parted(batches)
+    _check_outputs(job.original, held[:1], job.device)
+    if not job.prunable:
+        raise LeanconvError(
+            "scheme='3c' prunes filters whose maps go into one other convolution alone, and this network has none, or "
+            f"only in layers to skip; {INSTEAD}."
+        )
     pruning = Pruning(job.original, job.filters, job.prunable, job.survey, job.dtype)
     per_image = max(1, -(-options.most_samples // batches.images))
     positions = Positions(per_image=per_image, images=batches.images, seed=options.seed, device=job.device)
     with clock.stage("pruning"), reporter.stage("pruning", batches.steps + len(job.prunable)) as stage:
-        pruning.measure(batches, positions, job.device, stage.advance)
+        _measured(pruning, batches, positions, job.device, stage.advance)
         pruning.choose(stage.advance)
 
+    def pruned_by(factor: float) -> Pruned:
+        with clock.stage("pruning"):
+            restore(job.original, job.buffers)
+            return pruning.pruned(pruning.keeps(factor))
+
     def made(images: Batches, pruned: Pruned | None) -> Accelerated:
+        restore(job.original, job.buffers)  # running a network may change some
         if pruned is None:
-            return run(_plain(job, sample, options), images, None)
+            return replace(run(_plain(job, sample, options), images, None), spectra=None)
         mine = replace(options, speedup=options.speedup * pruned.macs / job.survey.macs)
         found = run(_plain(job, sample, mine, pruned.model), images, _teacher(job, pruned))
         return _on_original(found, job, pruned)
 
     tried: list[tuple[float, float]] = []
-    best: Pruned | None = None
+    best = 1.0
     least: Tensor | None = None  # what the best does to each image held out
     worse = 0  # in a row
     for factor in (1.0, *FACTORS):
-        with clock.stage("pruning"):
-            pruned = None if factor == 1 else pruning.pruned(pruning.keeps(factor))
+        pruned = None if factor == 1 else pruned_by(factor)
         reached = 1.0 if pruned is None else job.survey.macs / pruned.macs
-        if options.speedup / reached < LEFT or (tried and reached <= tried[-1][0]):
+        if pruned is not None and (options.speedup / reached < LEFT or reached <= tried[-1][0]):
             break
-        change = _change(job.original, made(most, pruned).model, held, job.device)
+        try:
+            change = _change(job.original, made(most, pruned).model, held, job.device)
+        except LeanconvError:
+            if pruned is None:
+                raise
+            break  # so little is left that 3d cannot meet what is asked for
         tried.append((reached, float(change.mean())))
         if least is None or _surely(least - change):
-            best, least, worse = pruned, change, 0
+            best, least, worse = factor, change, 0
         else:
             worse += 1
         if worse == PATIENCE:
             break
-    result = made(batches, best)
-    pruning_facts = {"factor": 1.0 if best is None else job.survey.macs / best.macs, "tried": [list(t) for t in tried]}
-    return replace(result, options=options, source=identify(job.original), pruning=pruning_facts)
+    final: Pruned | None = None
+    if best > 1:
+        with clock.stage("pruning"):
+            pruning.choose(lambda: None, everything=True)
+        final = pruned_by(best)
+    pruning.forget()
+    reached = 1.0 if final is None else job.survey.macs / final.macs
+    facts = {"factor": reached, "tried": [list(one) for one in tried]}
+    return replace(made(batches, final), options=options, source=identify(job.original), pruning=facts)
+
+
+def _check_outputs(original: nn.Module, held: list[Tensor], device: torch.device) -> None:
+    try:
+        _change(original, original, held, device)
+    except LeanconvError:
+        raise LeanconvError(
+            f"scheme='3c' judges by outputs that go image by image, and this network has none; {INSTEAD}."
+        ) from None
+
+
+def _measured(
+    pruning: Pruning, batches: Batches, positions: Positions, device: torch.device, step: Callable[[], None]
+) -> None:
+    """Where the device runs out of memory batches are halved, and the pass begins anew."""
+    while True:
+        try:
+            return pruning.measure(batches, positions, device, step)
+        except Exception as error:
+            if not out_of_memory(error) or not batches.halve():
+                raise
 
 
 def _parted(batches: Batches) -> tuple[Batches, list[Tensor]]:
@@ -116,7 +154,7 @@ def _parted(batches: Batches) -> tuple[Batches, list[Tensor]]:
         )
     most, held, first = [], [], 0
     for piece in pieces:
-        judges = torch.arange(first, first + len(piece)) % EACH == EACH - 1
+        judges = torch.arange(first, first + len(piece)) % EACH == JUDGING
         first += len(piece)
         most += [piece[~judges]] if not judges.all() else []
         held += [piece[judges]] if judges.any() else []
@@ -176,6 +214,7 @@ def _on_original(found: Accelerated, job: Job, pruned: Pruned) -> Accelerated:
             for key in ("weight", "bias"):
                 state[f"{change.name}.whole.{key}"] = state.pop(f"{change.name}.{key}")
     model.load_state_dict(state)
+    restore(model, job.buffers)
     before = {layer.name: layer.macs for layer in job.survey.layers}
     reports = {layer.name: replace(layer, macs_before=before[layer.name]) for layer in found.layers}
     for change in changes:
@@ -188,8 +227,8 @@ def _on_original(found: Accelerated, job: Job, pruned: Pruned) -> Accelerated:
                 ranks=(),
                 macs_before=before[change.name],
                 macs_after=round(left * before[change.name]),
-                energy=1.0,
-                error=0.0,
+                energy=1 - pruned.lost.get(change.name, 0.0),
+                error=math.sqrt(pruned.lost.get(change.name, 0.0)),
             )
     return replace(
         found,

@@ -59,6 +59,7 @@ class Facts:
     times: Times | None
     accuracy: Accuracy | None
     spectra: KeptSpectra | None
+    pruned: float | None = None  # MACs before / after pruning alone, with scheme="3c"
 
     @property
     def speedup(self) -> float:
@@ -99,6 +100,7 @@ def facts_of(folder: Path) -> Facts:
             times=None if bench is None else times_of(bench, folder),
             accuracy=None if evaluation is None else accuracy_of(evaluation, folder),
             spectra=spectra,
+            pruned=None if data.get("pruning") is None else data["pruning"]["factor"],
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise LeanconvError(

@@ -12,6 +12,8 @@ def summary(facts: Facts) -> str:
     how = f"{options['scheme']} scheme"
     if options["scheme"] in ("channel", "3d", "3c"):
         how += f", {options['solver']} solver, {'asymmetric' if options['asymmetric'] else 'symmetric'}"
+    if facts.pruned is not None:
+        how += f", channels pruned by {facts.pruned:.2f}x"
     ranks = options["ranks"] if isinstance(options["ranks"], str) else "given by hand"
     ranks = f"by {ranks}" if ranks in ("energy", "sensitivity") else ranks
     tuned = (

@@ -94,9 +94,19 @@ NO_SPECTRA = (
 )
 
 
+PRUNED = (
+    "Ranks were chosen after channels had been pruned, for layers that the original does not have, so there are no "
+    "energy curves and no slider here; accelerate with scheme='3d' to have them."
+)
+
+
+def _no_spectra(facts: Facts) -> str:
+    return paragraph(PRUNED if facts.options["scheme"] == "3c" else NO_SPECTRA)
+
+
 def curves(facts: Facts) -> str:
     if facts.spectra is None:
-        return paragraph(NO_SPECTRA)
+        return _no_spectra(facts)
     figures = []
     kinds = {"channel": ("Responses: energy over d'", "responses"), "spatial": ("Filters: energy over d''", "filters")}
     for kind, (title, what) in kinds.items():
@@ -198,7 +208,7 @@ def _score(one: Score) -> list[str]:
 
 def what_if(facts: Facts) -> str:
     if facts.spectra is None:
-        return paragraph(NO_SPECTRA)
+        return _no_spectra(facts)
     chosen = facts.options["ranks"]
     other = "" if chosen == "energy" else " This run chose its ranks otherwise, so they differ at its own target too."
     said = (

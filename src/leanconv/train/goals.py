@@ -139,7 +139,7 @@ def divergence(given: Any, answer: Any, count: int) -> Tensor:
         scores, wanted = given.float().log_softmax(1), answer.float().log_softmax(1)
         return F.kl_div(scores, wanted, reduction="none", log_target=True).sum(1)
     pairs = list(zip(tensors(given), tensors(answer), strict=True))
-    fitting = [(a, b) for a, b in pairs if b.is_floating_point() and a.shape == b.shape and len(b) == count]
+    fitting = [(a, b) for a, b in pairs if b.is_floating_point() and b.dim() and a.shape == b.shape and len(b) == count]
     if not fitting:
         raise LeanconvError(
             "the network's outputs hold nothing that goes image by image and fits the original's; distillation "
