@@ -85,9 +85,8 @@ def three_c(job: Job, batches: Batches, options: Options, clock: Clock, reporter
         return _on_original(found, job, pruned)
 
     tried: list[tuple[float, float]] = []
-    best = 1.0
-    least: Tensor | None = None  # what the best does to each image held out
-    worse = 0  # in a row
+    changes: list[Tensor] = []  # of each image held out
+    best = 0  # of those tried
     for factor in (1.0, *FACTORS):
         pruned = None if factor == 1 else pruned_by(factor)
         reached = 1.0 if pruned is None else job.survey.macs / pruned.macs
@@ -100,17 +99,15 @@ def three_c(job: Job, batches: Batches, options: Options, clock: Clock, reporter
                 raise
             break  # so little is left that 3d cannot meet what is asked for
         tried.append((reached, float(change.mean())))
-        if least is None or _surely(least - change):
-            best, least, worse = factor, change, 0
-        else:
-            worse += 1
-        if worse == PATIENCE:
+        changes.append(change)
+        best = min(range(len(tried)), key=lambda number: tried[number][1])
+        if len(tried) - best > PATIENCE:
             break
     final: Pruned | None = None
-    if best > 1:
+    if best and _surely(changes[0] - changes[best]):
         with clock.stage("pruning"):
             pruning.choose(lambda: None, everything=True)
-        final = pruned_by(best)
+        final = pruned_by(FACTORS[best - 1])
     pruning.forget()
     reached = 1.0 if final is None else job.survey.macs / final.macs
     facts = {"factor": reached, "tried": [list(one) for one in tried]}
