@@ -72,7 +72,7 @@ def markdown(cells: list[dict[str, Any]]) -> str:
         lines += [
             f"`python benchmarks/three_c.py --model {name}` on {', '.join(sorted({one['machine'] for one in own}))}: "
             "KL from the original's outputs and agreement with its first answers on pictures held out; how much was "
-            "pruned, in MACs, of what was tried.",
+            "pruned, in MACs, of what was tried (KL on its own judges).",
             "",
             "| " + " | ".join(HEADS) + " |",
             "|---" * len(HEADS) + "|",
@@ -81,7 +81,7 @@ def markdown(cells: list[dict[str, Any]]) -> str:
             fitted, judged = one["images"]
             pruned = "" if one["pruning"] is None else f"{one['pruning']['factor']:.2f}"
             if one["pruning"] is not None:
-                pruned += " of " + ", ".join(f"{factor:.2f}" for factor, _ in one["pruning"]["tried"])
+                pruned += " of " + ", ".join(f"{factor:.2f} ({by:.4f})" for factor, by in one["pruning"]["tried"])
             seconds = "" if one["seconds"] is None else f"{one['seconds']:.0f}"
             lines.append(
                 f"| {one['speedup']:g}x | {one['way']} | {fitted:,}, {judged:,} | {one['samples']:,} | {one['seed']} | "
