@@ -8,6 +8,7 @@ DIR and CIFAR are those of paper.py; CIFAR holds resnet20.safetensors too (cifar
 (network, speed-up, row, seed) is a file in --work, and is not computed again: a run that was stopped goes on. With
 --held-out the networks are calibrated on four fifths of the calibration pictures and judged on the others, by the
 original's own answers; no table is written. VGG-16's linear head knows those by heart: look at KL, not at agreement.
+Cells that were found beside other jobs (--beside) have no seconds; --times runs them again, alone, for these only.
 Writes benchmarks/results/ablation.json, .md and -summary.md.
 """
 
@@ -182,6 +183,7 @@ def markdown(cells: list[dict[str, Any]]) -> str:
 
 def summary(cells: list[dict[str, Any]]) -> str:
     """A row for every network and speed-up, a column for every way worth choosing; medians of the seeds."""
+    cells = [one for one in cells if one["row"] in SUMMARY]
     seeds = sorted({one["seed"] for one in cells})
     lines = [
         f"`benchmarks/ablation.py` on {machines(cells)}: increase of the error in points (KL from the original's "
@@ -211,6 +213,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=1e9, help="no cell is begun after so many")
     parser.add_argument("--beside", action="store_true", help="other jobs run on the machine: seconds are not kept")
+    parser.add_argument("--times", action="store_true", help="only the seconds that known cells lack, by running again")
     parser.add_argument("--held-out", action="store_true", help="judge on calibration pictures, and write no table")
     parser.add_argument("--limit", type=int, help="pictures, for a trial")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -233,10 +236,14 @@ def main() -> None:
                     file = options.work / f"{place}{name}-{speedup:g}x-{slug(row)}-seed{seed}.json"
                     # Of ImageNet there are no other pictures than those.
                     extra = "images" in ROWS[row] and (name == "vgg16-imagenet" or options.held_out)
-                    if extra or file.exists() or time.monotonic() > end:
+                    known = json.loads(file.read_text()) if file.exists() else None
+                    wanted = known is None if not options.times else known is not None and known["seconds"] is None
+                    if extra or not wanted or time.monotonic() > end:
                         continue
                     found = cell(subject, speedup, row, seed)
-                    if options.beside:
+                    if known is not None:
+                        found = {**known, "seconds": found["seconds"]}
+                    elif options.beside:
                         found["seconds"] = None
                     file.write_text(json.dumps(found) + "\n")
                     print(

@@ -6,14 +6,14 @@
     python benchmarks/detection.py train ... --held-out 640 --lr 2e-4             # settings are chosen by these
     python benchmarks/detection.py table --data VOC --weights vgg16_probe.safetensors --work WORK
     python benchmarks/detection.py table ... --seeds 0 --rows after tuned         # some cells; those known are kept
-    python benchmarks/detection.py table ... --beside                             # other jobs run: no times; afterwards
-    python benchmarks/detection.py table ... --times                              # those of what was kept, alone
+    python benchmarks/detection.py table ... --speedups 4 --only classifier       # what several cells begin with, or
+    python benchmarks/detection.py table ... --seeds 0 1 --only baseline          # are compared with, beforehand
     python benchmarks/detection.py table ... --merge                              # only put together what is known
 
 VOC holds train-*.tar, val-*.tar and classes.json; calib.tar, which the classifier is accelerated on, lies beside the
 weights. Training and calibration use the training pictures only; every figure is from the others. `table` keeps a file
 a cell in WORK/cells and the detectors it starts from in WORK/models; it writes detection.json and detection.md to
-benchmarks/results.
+benchmarks/results. Times are detection_times.py's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))  # for python -m benchmarks.detection
 
-from detection_table import BASELINE, KINDS, TOGETHER, Bench, Cell, scenes_of
+from detection_table import BASELINE, KINDS, Bench, Cell, scenes_of
 from detection_training import (
     Training,
     accelerated,
@@ -60,7 +60,7 @@ def markdown(table: Cell) -> str:
     training, tuning = settings["training"], settings["tuning"]
     how = ", ".join(f"{name}={value!r}" for name, value in settings["how"].items())
     heads = ["detector", "conv GMACs", *(f"mAP, seed {seed} (difference, 95 %)" for seed in seeds)]
-    heads += ["mean mAP", "mean difference", "ms a picture (original)", "backbone alone"]
+    heads += ["mean mAP", "mean difference"]
     return (
         "\n".join(
             [
@@ -69,8 +69,7 @@ def markdown(table: Cell) -> str:
                 f", the classifier accelerated with {how}, fine-tuning "
                 f"{tuning['epochs']} epochs at a rate of {tuning['lr']:g}. mAP at IoU 0.5 in %, differences from the "
                 f"original of the same seed in points with their paired bootstrap interval; MACs of the backbone on a "
-                f"{settings['size']} x {settings['size']} picture; times in float32, {TOGETHER} pictures a call, both "
-                "detectors in turn, medians.",
+                f"{settings['size']} x {settings['size']} picture.",
                 "",
                 "| " + " | ".join(heads) + " |",
                 "|---" * len(heads) + "|",
@@ -86,12 +85,6 @@ def markdown(table: Cell) -> str:
 def _cells(row: Cell) -> list[str]:
     known = [cell for cell in row["cells"] if cell]
     changes = [cell["difference"] for cell in known if "difference" in cell]
-    times = [cell["ms"] for cell in known if "ms" in cell]
-
-    def ms(name: str) -> str:
-        middle = {key: statistics.median(one[name + key] for one in times) for key in ("this", "original")}
-        return f"{middle['this']:.2f} ({middle['original']:.2f})"
-
     none = "-" if row["kind"] == BASELINE else UNKNOWN
     return [
         row["title"],
@@ -99,8 +92,6 @@ def _cells(row: Cell) -> list[str]:
         *(_score(cell) for cell in row["cells"]),
         f"{100 * statistics.mean(cell['map'] for cell in known):.1f}" if known else UNKNOWN,
         f"{100 * statistics.mean(changes):+.1f}" if changes else none,
-        ms("") if times else none,
-        ms("backbone ") if times else none,
     ]
 
 
@@ -173,7 +164,8 @@ def joined(device: str) -> str:
 
 def how_of(options: argparse.Namespace) -> dict[str, Any]:
     """The classifier is accelerated."""
-    return {"refine": options.refine, "ranks": options.ranks, "samples": options.samples}
+    steps = {"steps": options.steps} if options.refine == "distill" else {}
+    return {"refine": options.refine, "ranks": options.ranks, "samples": options.samples, **steps}
 
 
 def bench_of(options: argparse.Namespace) -> Bench:
@@ -191,18 +183,25 @@ def bench_of(options: argparse.Namespace) -> Bench:
         how=how_of(options),
         limit=options.limit,
         device=options.device,
-        beside=options.beside,
     )
 
 
 def make_table(options: argparse.Namespace) -> None:
     bench = bench_of(options)
-    for seed in [] if options.merge else options.seeds:
-        if not options.times:
+    if options.only == "classifier":
+        for speedup in options.speedups:
+            with clocked({}, f"classifier {speedup:g}x", options.device):
+                bench.classifier(speedup)
+        return
+    if options.only == "baseline":
+        for seed in options.seeds:
             bench.measure(BASELINE, None, seed)
+        return
+    for seed in [] if options.merge else options.seeds:
+        bench.measure(BASELINE, None, seed)
         for speedup in options.speedups:
             for kind in options.rows:
-                (bench.time if options.times else bench.measure)(kind, speedup, seed)
+                bench.measure(kind, speedup, seed)
     table = bench.table(options.speedups, options.seeds)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "detection.json").write_text(json.dumps(table, indent=1) + "\n")
@@ -228,6 +227,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--refine", choices=REFINE, default="distill", help="of the classifier's acceleration")
         command.add_argument("--ranks", choices=("energy", "sensitivity"), default="sensitivity", help="of it, too")
         command.add_argument("--samples", type=int, default=150_000, help="of it, too")
+        command.add_argument("--steps", type=int, default=2400, help="of its distillation, twice the default")
         command.add_argument("--batch", type=int, default=16, help="pictures a step, of all processes together")
         command.add_argument("--lr", type=float, default=1e-4)
         command.add_argument("--frozen", type=int, default=2, help="blocks of VGG-16 that are not trained")
@@ -250,8 +250,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     several.add_argument("--tune-epochs", type=int, default=2)
     several.add_argument("--tune-lr", type=float, help="a third of --lr")
     several.add_argument("--work", type=Path, default=Path("detection-work"))
-    several.add_argument("--beside", action="store_true", help="other jobs run on this machine: time nothing")
-    several.add_argument("--times", action="store_true", help="time what was measured beside other jobs")
+    several.add_argument("--only", choices=("classifier", "baseline"), help="make these, and no table")
     several.add_argument("--merge", action="store_true", help="measure nothing, show what is known")
     several.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     several.set_defaults(run=make_table)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -26,7 +24,6 @@ from detection_training import (
     read,
     save,
     train,
-    within,
 )
 from torch import Tensor, nn
 from vgg16_imagenet import machine
@@ -46,7 +43,7 @@ KINDS = {
     "tuned": "trained, accelerated, fine-tuned",
 }
 AFTER = {"refine": "closed-form"}  # how a trained detector is accelerated
-TOGETHER = 8  # pictures a call when it is timed
+TOGETHER = 8  # pictures a batch when a detector is accelerated
 PAPER = "Fast R-CNN with VGG-16 on VOC 2007, accelerated, then trained: mAP 66.9; 66.9, 66.1, 65.2 at 3x, 4x, 5x."
 
 
@@ -84,7 +81,6 @@ class Bench:
     how: dict[str, Any]  # the classifier is accelerated: arguments of accelerate
     limit: int | None
     device: str
-    beside: bool = False  # other jobs run on the machine: detectors are kept, to be timed later
 
     def __post_init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -148,21 +144,7 @@ class Bench:
         matches = self.judged(detector)
         loss, low, high = paired_loss(base.matches, matches)
         known: Cell = {"achieved": result.speedup, "difference": -loss, "low": -high, "high": -low}
-        if self.beside:
-            changes = within(result.changes, "features" if kind == "first" else "backbone")
-            save(detector, self._file(name), self._about(seed), changes)
-        else:
-            known["ms"] = self.timed({"original": base.detector, "this": detector})
         self._write(name, detector, matches, {"kind": kind, "speedup": speedup, "seed": seed, **known})
-
-    def time(self, kind: str, speedup: float, seed: int) -> None:
-        """A detector that was measured beside other jobs; nothing, if there is none or its times are known."""
-        name = name_of(kind, speedup, seed)
-        cell, files = self.cell(name), [self._file(one) for one in (name_of(BASELINE, None, seed), name)]
-        if cell is None or "ms" in cell or not all(file.exists() for file in files):
-            return
-        base, detector = (load(file)[0].to(self.device) for file in files)
-        self._keep(name, {**cell, "ms": self.timed({"original": base, "this": detector})})
 
     def baseline(self, seed: int) -> Trained:
         """Trained, or as it was kept."""
@@ -189,7 +171,7 @@ class Bench:
 
     def _made(self, kind: str, speedup: float, seed: int, base: Trained) -> tuple[nn.Module, leanconv.Accelerated]:
         if kind == "first":
-            result = self._once(("first", speedup), lambda: self._classifier(speedup))
+            result = self._once(("first", speedup), lambda: self.classifier(speedup))
             return self._new(result.model.features, seed), result
         result = self._once(
             ("after", speedup, seed),
@@ -209,7 +191,7 @@ class Bench:
             self._results.pop(("after", speedup, seed))  # it is no longer what it was
         return result.model, result
 
-    def _classifier(self, speedup: float) -> leanconv.Accelerated:
+    def classifier(self, speedup: float) -> leanconv.Accelerated:
         """Accelerated, or as it was kept: it is the same for every seed."""
         folder = self.work / "models" / f"classifier-{speedup:g}x"
         if folder.exists():
@@ -243,28 +225,6 @@ class Bench:
         with clocked(self.seconds, "detect", self.device):
             found = detect(detector, data, self.device)
         return match(found, data.targets, len(data.classes))
-
-    @torch.no_grad()
-    def timed(self, networks: dict[str, Any], rounds: int = 12) -> dict[str, float]:
-        """Milliseconds a picture, of whole detectors and of their backbones, taken in turn; medians."""
-        data = self.val_data
-        images = [data.image(number) for number in range(min(TOGETHER, len(data)))]
-        canvases = torch.rand(len(images), 3, self.size, self.size, device=self.device)
-        calls = {name: (lambda network=network: network(images)) for name, network in networks.items()}
-        calls |= {f"backbone {name}": (lambda n=network: n.backbone(canvases)) for name, network in networks.items()}
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        for number in range(rounds + 2):
-            for name, call in calls.items():
-                started = self._now()
-                call()
-                if number >= 2:
-                    times[name].append(1000 * (self._now() - started) / len(images))
-        return {name: statistics.median(values) for name, values in times.items()}
-
-    def _now(self) -> float:
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
     def _write(self, name: str, detector: nn.Module, matches: Sequence[Matches], known: Cell) -> None:
         values = precisions(matches, None)

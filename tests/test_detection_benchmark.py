@@ -26,6 +26,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import detection  # noqa: E402
 import detection_losses  # noqa: E402
 import detection_table  # noqa: E402
+import detection_times  # noqa: E402
 import detection_training  # noqa: E402
 
 SMALL = ["--size", "64", "--width", "16", "--epochs", "1", "--batch", "2", "--device", "cpu"]
@@ -273,7 +274,6 @@ def test_the_table_goes_on_where_it_stopped(folder: Path, monkeypatch: pytest.Mo
         assert cell["map"] - base["map"] == pytest.approx(cell["difference"])
         assert cell["low"] <= cell["high"]
         assert base["macs"] / cell["macs"] == pytest.approx(2, rel=0.05)
-        assert set(cell["ms"]) == {"original", "this", "backbone original", "backbone this"}
     lines = (out / "detection.md").read_text().splitlines()
     assert sum("not measured" in line for line in lines) == 4  # the second seed of every row
 
@@ -281,29 +281,62 @@ def test_the_table_goes_on_where_it_stopped(folder: Path, monkeypatch: pytest.Mo
         detection.main([*common, "--merge", "--lr", "0.5"])
 
 
-def test_what_ran_beside_other_jobs_is_timed_afterwards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = folder / "work"
-    common = ["table", *given(folder), "--work", str(work), "--out", str(folder), "--seeds", "0", "--speedups", "2"]
-    detection.main([*common, "--rows", "first", "after", "--beside"])
-    cells = {path: json.loads(path.read_text()) for path in (work / "cells").iterdir()}
-    assert len(cells) == 3
-    assert not any("ms" in cell for cell in cells.values())
+def test_times_are_of_both_orders_beside_the_original(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detection_times, "original", lambda weights: Probe().eval())
+    ratios = []
 
-    timed = []
+    def timed(calls: dict[str, object], device: str, rounds: int, each: int) -> dict[str, list[float]]:
+        return {name: [2.0, 8.0, 4.0] if "original" in name else [1.0, 2.0, 2.0] for name in calls}
 
-    def time(self: object, networks: dict[str, nn.Module]) -> dict[str, float]:
+    row = detection_times.row
+
+    def seen(title: str, speedup: float, networks: dict[str, nn.Module], *rest: object) -> object:
         macs = {name: detection_training.backbone_macs(network, 64, "cpu") for name, network in networks.items()}
-        timed.append(macs["original"] / macs["this"])
-        return dict.fromkeys(("original", "this", "backbone original", "backbone this"), 1.0)
+        ratios.append(macs["original"] / macs["this"])
+        with torch.no_grad():  # those that stand in are detectors
+            assert len(networks["this"]([torch.rand(3, 40, 64)])) == 1
+        return row(title, speedup, networks, *rest)
 
-    monkeypatch.setattr(detection_table.Bench, "timed", time)
-    for _ in range(2):  # once is enough
-        detection.main([*common, "--times"])
-    assert timed == pytest.approx([2, 2], rel=0.05)
-    for path, before in cells.items():
-        after = json.loads(path.read_text())
-        assert "ms" in after or before["kind"] == "baseline"
-        assert {**after, "ms": None} == {**before, "ms": None}
+    monkeypatch.setattr(detection_times, "timed", timed)
+    monkeypatch.setattr(detection_times, "row", seen)
+    places = ["--weights", "none", "--calibration", str(folder / "train-0.tar"), "--out", str(folder)]
+    small = ["--pictures", "4", "--samples", "200", "--size", "64", "--width", "16", "--device", "cpu"]
+    detection_times.main([*places, *small, "--speedups", "2"])
+    assert ratios == pytest.approx([2, 2], rel=0.05)
+    table = json.loads((folder / "detection_times-cpu.json").read_text())
+    assert [one["title"] for one in table["rows"]] == ["accelerated, then trained", "trained, then accelerated"]
+    assert [one["faster"] for one in table["rows"]] == [2.0, 2.0]  # the median of 2, 4 and 2
+    assert "--pictures 4 --samples 200 --rounds 12 --speedups 2`" in (folder / "detection_times-cpu.md").read_text()
+
+
+def test_calls_are_timed_in_turns() -> None:
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in ("a", "b")}
+    found = detection_times.timed(calls, "cpu", rounds=3, each=8)
+    assert order == ["a", "b"] * 5
+    assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3}
+
+
+def test_what_cells_share_can_be_made_beforehand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several processes then share the cells out, and none of them makes it twice."""
+    work, out = folder / "work", folder / "out"
+    common = ["table", *given(folder), "--work", str(work), "--out", str(out), "--seeds", "0", "--speedups", "2"]
+    detection.main([*common, "--only", "classifier"])
+    assert [path.name for path in (work / "models").iterdir()] == ["classifier-2x"]
+    detection.main([*common, "--only", "baseline"])
+    assert [path.name for path in (work / "cells").iterdir()] == ["baseline-seed0.json"]
+    assert not out.exists()
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it is there")
+
+    monkeypatch.setattr(detection_table, "accelerated", never)
+    trained = []
+    train = detection_table.train
+    monkeypatch.setattr(detection_table, "train", lambda *given: trained.append(train(*given)))
+    detection.main([*common, "--rows", "first"])
+    assert len(trained) == 1
+    assert (work / "cells" / "first-2x-seed0.json").exists()
 
 
 def test_a_detector_without_its_description_is_refused(tmp_path: Path) -> None:

@@ -103,6 +103,17 @@ def test_few_images_are_gone_through_often_and_many_in_larger_steps() -> None:
     assert refine.course(1_000_000)[1] == 256
 
 
+def test_steps_that_were_asked_for_are_taken() -> None:
+    assert refine.course(1000, 2400) == (134, 50, 2e-3)  # 18 steps an epoch
+    assert refine.course(1000, 1) == (1, 50, 2e-3)
+    rows = run(steps=7).training["history"]["rows"]  # two steps an epoch
+    assert [row["epoch"] for row in rows] == [0, 1, 2, 3, 4]
+    with pytest.raises(LeanconvError, match="steps=7 goes with refine='distill' only"):
+        run("closed-form", steps=7)
+    with pytest.raises(LeanconvError, match="steps=0 must be"):
+        run(steps=0)
+
+
 def test_ranks_and_macs_are_those_of_the_closed_form(distilled: Accelerated, closed_form: Accelerated) -> None:
     assert distilled.layers == closed_form.layers
     assert distilled.macs_after == closed_form.macs_after

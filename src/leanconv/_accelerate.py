@@ -50,6 +50,7 @@ def accelerate(
     memory: int | str | None = None,
     part: str | None = None,
     refine: Refine | None = None,
+    steps: int | None = None,
     target: Target | None = None,
     latency: float | None = None,
     kernels: Kernels = "none",
@@ -97,6 +98,8 @@ def accelerate(
             ``"distill"`` (any scheme) does so and then trains the network on the images, without labels, to have the
             original's feature maps: on a tenth of them it is judged, and the best that was seen there is kept. Much
             longer; how it went is in ``result.training``.
+        steps: for ``refine="distill"``, steps of training, to the end of an epoch. Default: about 1,200, in at most 100
+            epochs. More take longer and bring the network nearer.
         target: for ``ranks="latency"``, what is timed: runtime, device, threads, batch and dtype. Default: torch where
             the model is, one thread, one image.
         latency: for ``ranks="latency"``, milliseconds the whole network is to take, in place of ``speedup``.
@@ -133,6 +136,7 @@ def accelerate(
         seed=seed,
         part=part,
         refine=refine,
+        steps=steps,
         target=target,
         latency=latency,
     )
@@ -183,6 +187,7 @@ def accelerate(
                             result,
                             model,
                             joined(batches, Memory(place, limit, None if work is None else work.folder)),
+                            steps=options.steps,
                             seed=options.seed,
                             device=place,
                             workdir=None if work is None else work.distilling,

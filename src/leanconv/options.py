@@ -45,6 +45,7 @@ class Options:
     target: Target | None = None  # what is timed, for ranks="latency"
     latency: float | None = None  # milliseconds the network is to take there, in place of ``speedup``
     refine: Refine = "none"
+    steps: int | None = None  # of training, for refine="distill"; None: train.refine's own
 
     @classmethod
     def check(
@@ -63,6 +64,7 @@ class Options:
         target: Any = None,
         latency: Any = None,
         refine: Any = None,
+        steps: Any = None,
     ) -> Options:
         """Options from raw arguments, or a LeanconvError that names the wrong one."""
         _one_of("scheme", scheme, METHODS)
@@ -76,6 +78,8 @@ class Options:
                 f"refine={refine!r} is about the fit of a layer, and scheme={scheme!r} makes none of its kind; use "
                 "scheme='3d', '3c' or 'channel'."
             )
+        if steps is not None and refine != "distill":
+            raise LeanconvError(f"steps={steps!r} goes with refine='distill' only; leave it out or give that.")
         if scheme == "3c":
             _check_pruned(asymmetric, ranks, part)
         if part is not None and not (isinstance(part, str) and part):
@@ -104,6 +108,7 @@ class Options:
             target=Target.check(target) if timed else None,
             latency=None if latency is None else float(latency),
             refine=refine,
+            steps=None if steps is None else whole("steps", steps, 1),
         )
 
     @property

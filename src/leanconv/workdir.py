@@ -78,7 +78,7 @@ class Workdir:
         wanted = {**given, "leanconv": __version__, "torch": torch.__version__, **options.to_json()}
         run = {key: value for key, value in wanted.items() if key not in BASIS}
         # What a solved layer depends on: distillation comes behind. Ranks found by timing are others every time.
-        solving = run if options.target is not None else {**run, "refine": options.closed_form}
+        solving = run if options.target is not None else {**run, "refine": options.closed_form, "steps": None}
         basis = {key: wanted[key] for key in BASIS}
         known = self._load(STATE)
         if known is not None:

@@ -39,6 +39,9 @@ def accelerate(
             "slower."
         ),
     ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="--refine distill: steps of training. Default: about 1,200.")
+    ] = None,
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
     ranks: Annotated[
         str,
@@ -130,6 +133,7 @@ def accelerate(
         "scheme": scheme,
         "solver": solver,
         "refine": refine,
+        "steps": steps,
         "asymmetric": not symmetric,
         "ranks": chosen,
         "skip": [] if no_skip else skip or None,

@@ -101,6 +101,7 @@ def distilled(
     original: nn.Module,
     images: Tensor,
     *,
+    steps: int | None,
     seed: int,
     device: torch.device,
     workdir: str | os.PathLike[str] | None,
@@ -111,7 +112,7 @@ def distilled(
     # A layer the user has frozen is replaced and fitted all the same.
     frozen = [not parameter.requires_grad for parameter in result.model.parameters()]
     result.model.requires_grad_(True)
-    epochs, batch, lr = course(len(images))
+    epochs, batch, lr = course(len(images), steps)
     now = torch.backends.cudnn
     with now.flags(enabled=now.enabled, benchmark=False, deterministic=True, allow_tf32=now.allow_tf32):
         tuned = finetune(
@@ -135,11 +136,13 @@ def distilled(
     return tuned.result
 
 
-def course(images: int) -> tuple[int, int, float]:
-    """Epochs, images a step and learning rate: few images are gone through often, many of them a few times."""
+def course(images: int, steps: int | None = None) -> tuple[int, int, float]:
+    """Epochs, images a step and learning rate: few images are gone through often, many of them a few times. ``steps``
+    that were asked for are taken, however many epochs that is."""
     training = images - round(HOLDOUT * images)
     batch = min(LARGEST_BATCH, max(SMALLEST_BATCH, min(BATCH, training // SHORT), training // LONG))
-    epochs = min(EPOCHS, math.ceil(STEPS / Examples.steps(range(training), batch)))
+    each = Examples.steps(range(training), batch)
+    epochs = min(EPOCHS, math.ceil(STEPS / each)) if steps is None else math.ceil(steps / each)
     return epochs, batch, LR * math.sqrt(max(1.0, batch / BATCH))
 
 
