@@ -347,3 +347,5 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert said["options"]["refine"] == "distill"
     assert said["training"]["distilled"]
     assert said["training"]["settings"]["epochs"] == 4
+    out, _ = call("--refine distill --steps 3 --out few --quiet --json")
+    assert json.loads(out)["training"]["settings"]["epochs"] == 3  # of one step
