@@ -14,12 +14,13 @@ from leanconv import demo
 
 def test_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(demo, "SPEEDUPS", (4.0,))
-    monkeypatch.setattr(demo, "METHODS", {name: demo.METHODS[name] for name in ("Jaderberg", "3d")})
+    monkeypatch.setattr(demo, "WAYS", {name: demo.WAYS[name] for name in ("Jaderberg", demo.DEFAULT)})
     monkeypatch.setattr(demo, "SAMPLES", 1000)
     found = demo.run_demo(out=tmp_path / "kept", report=tmp_path / "demo.html", epochs=2, quiet=True)
     assert found.original > 0.8
-    assert found.accuracies["3d"][4.0] > found.original - 0.1
+    assert found.accuracies[demo.DEFAULT][4.0] > found.original - 0.1
     assert set(found.times) == {"original", "3d 4x"}
+    assert found.example.options.refine == "closed-form"  # what a plain call gives is what is kept
     text = str(found)
     assert "bit-equal" in text
     assert (tmp_path / "kept" / "model.safetensors").exists()

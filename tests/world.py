@@ -169,7 +169,7 @@ def small_world() -> Iterator[None]:
         patch.setattr(demo, "SPEEDUPS", (4.0,))
         patch.setattr(demo, "TRAINING", 1600)
         patch.setattr(demo, "CALIBRATION", 100)
-        patch.setattr(demo, "METHODS", {name: demo.METHODS[name] for name in ("Jaderberg", "3d")})
+        patch.setattr(demo, "WAYS", {name: demo.WAYS[name] for name in ("Jaderberg", demo.DEFAULT)})
         # The reader's own files: another test may have had one of the same name.
         own, paths = ("net", "probe", "detector", "prepare"), list(sys.path)
         for name in own:

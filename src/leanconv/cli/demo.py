@@ -20,7 +20,7 @@ def demo(
     as_json: given.Json = False,
     quiet: given.Quiet = False,
 ) -> None:
-    """Train a small network on scikit-learn's digits, accelerate it in six ways, and time it. Offline.
+    """Train a small network on scikit-learn's digits, accelerate it in seven ways, and time it. Offline.
 
     Example: leanconv demo --out digits-4x --report digits-4x.html
     """
