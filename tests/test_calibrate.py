@@ -8,7 +8,7 @@ from torch import nn
 
 from leanconv.calibrate.batches import take
 from leanconv.calibrate.observe import observe
-from leanconv.calibrate.patches import Positions, choose_positions
+from leanconv.calibrate.patches import Positions, choose_positions, conv_patches, outputs_at
 from leanconv.calibrate.probe import Probe
 from leanconv.calibrate.rows import Room, Rows
 from leanconv.network.fold import folded
@@ -64,6 +64,25 @@ def test_an_operation_in_place_does_not_spoil_responses() -> None:
             module.inplace = False
     images = smooth_images(6)
     assert torch.equal(all_responses(model, "7", images, 300), all_responses(copy, "7", images, 300))
+
+
+@pytest.mark.parametrize("case", CONV_CASES)
+@pytest.mark.parametrize("per_image", [7, 10**6])
+def test_rows_of_channels_last_maps_are_those_of_contiguous_ones(case: str, per_image: int) -> None:
+    model, images = network_of(CONV_CASES[case]), smooth_images(5)
+    site = next(site for site in survey(model, images[:1]).sites if site.name == "2")
+    positions = Positions(per_image=per_image, images=5, seed=0, device=torch.device("cpu"))
+    with torch.no_grad():
+        x = model[:2](images)
+        y = model[2](x)
+    chosen = positions.choose(y[0, 0].numel(), 0, 5, images=True)
+    last_x, last_y = (maps.to(memory_format=torch.channels_last) for maps in (x, y))
+    assert torch.equal(conv_patches(last_x, site.geometry, chosen), conv_patches(x, site.geometry, chosen))
+    rows = outputs_at(y, "conv2d", chosen)
+    assert torch.equal(rows, y.flatten(2).gather(2, chosen.at[:, None].expand(-1, y.shape[1], -1)).mT.flatten(0, 1))
+    found = outputs_at(last_y, "conv2d", chosen)
+    last_y.zero_()  # as a network may that works in place
+    assert torch.equal(found, rows)
 
 
 def test_positions_are_distinct_where_the_map_is_small_and_spread_over_it() -> None:

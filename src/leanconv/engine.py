@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from leanconv.calibrate.batches import Batch, Batches, log, out_of_memory
-from leanconv.calibrate.cutting import Cutting, cutting, tape_of
+from leanconv.calibrate.cutting import Cutting, cutting, suits_channels_last, tape_of
 from leanconv.calibrate.heap import give_back
 from leanconv.calibrate.memory import Memory
 from leanconv.calibrate.observe import observe
@@ -32,14 +32,16 @@ from leanconv.calibrate.stream import Cut, Rerun, Stream
 from leanconv.calibrate.tapes import Tapes
 from leanconv.calibrate.walk import Inputs, Walk
 from leanconv.entrance import copied
+from leanconv.errors import LeanconvError
 from leanconv.fit import Fit
 from leanconv.options import Options
 from leanconv.progress import Progress, Solved
 from leanconv.team import Team
 from leanconv.workdir import Workdir
 
-# On a CPU batches are cut so that the largest tensor of a pass has about so many bytes.
-CACHED = 16 << 20
+# On a CPU batches are cut so that the largest tensor of a pass has at most so many bytes. Larger ones go back to the
+# system at once (see heap); with fewer images a batch, weights are put in the order convolutions want more often.
+CACHED = 32 << 20
 # On a GPU they are joined until it has about so many, if it has room for many such.
 LAUNCH = 1 << 30
 SEVERAL = 6  # batches there should be then
@@ -108,11 +110,23 @@ class Engine:
         """Find out how the network can be run."""
         with self.clock.stage("preparing"):
             sample = self.batches.sample()
-            self.cutting = found = cutting(self.original, sample, probes, self.device)
+            found = self._channels_last(sample, probes)
+            last = found is not None
+            self.batches.channels_last(sample if last else None)
+            self.cutting = found = found or cutting(self.original, sample, probes, self.device)
             if found.tape is not None:
-                self.tapes = Tapes(found.tape, Batch(0, len(sample), (sample,)))
+                self.tapes = Tapes(found.tape, Batch(0, len(sample), (sample,), last))
             if found.one_by_one and found.largest:
                 self._regroup(found.largest)
+
+    def _channels_last(self, sample: Any, probes: list[Probe]) -> Cutting | None:
+        """How the network can be run on channels-last images, where that suits the device and every process."""
+        found: Cutting | None = None
+        if suits_channels_last(sample, probes, self.device):
+            with suppress(LeanconvError):  # a network that views its maps in another way does not take them
+                found = cutting(self.original, sample, probes, self.device, True)
+        taken = found is not None and found.reason is None
+        return found if all(self.team.words(taken)) else None
 
     def _regroup(self, largest: int) -> None:
         """Batches that suit the device, where images do not mind their company."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,23 +27,23 @@ class Batch:
     """Images that go through the network together. ``first``: how many images came before, on all ranks.
 
     ``pieces`` are inputs as the model takes them, usually one; several are tensors that become one on the device.
+    ``channels_last``: the network gets them so, whatever they are.
     """
 
     first: int
     size: int
     pieces: tuple[Any, ...]
+    channels_last: bool = False
 
     def part(self, begin: int, end: int) -> Batch:
         (inputs,) = self.pieces
-        return Batch(self.first + begin, end - begin, (_images(inputs, begin, end),))
+        return replace(self, first=self.first + begin, size=end - begin, pieces=(_images(inputs, begin, end),))
 
     def on(self, device: torch.device) -> Any:
         """The inputs on ``device``. Always a copy: a network may work on its input in place."""
         if len(self.pieces) == 1:
-            return to_device(self.pieces[0], device)
-        one = self.pieces[0]
-        whole = torch.empty((self.size, *one.shape[1:]), dtype=one.dtype, device=device)
-        begin = 0
+            return to_device(self.pieces[0], device, channels_last=self.channels_last)
+        whole, begin = self._whole(device), 0
         for piece in self.pieces:
             whole[begin : begin + len(piece)].copy_(piece, non_blocking=True)
             begin += len(piece)
@@ -53,11 +53,16 @@ class Batch:
     def kind(self) -> Any:
         """What decides which operations a batch runs through, as far as it shows in the batch."""
         if len(self.pieces) > 1:
-            whole = torch.empty((self.size, *self.pieces[0].shape[1:]), dtype=self.pieces[0].dtype, device="meta")
-            return Batch(self.first, self.size, (whole,)).kind
+            return replace(self, pieces=(self._whole("meta"),)).kind
         # Strides as a copy on the device will have them.
-        alike = [torch.empty_like(tensor, device="meta") for tensor in tensors(self.pieces)]
+        layout = torch.channels_last if self.channels_last else torch.preserve_format
+        alike = [torch.empty_like(tensor, device="meta", memory_format=layout) for tensor in tensors(self.pieces)]
         return tuple((tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in alike)
+
+    def _whole(self, device: torch.device | str) -> Tensor:
+        """Room for all pieces."""
+        one, layout = self.pieces[0], torch.channels_last if self.channels_last else torch.contiguous_format
+        return torch.empty((self.size, *one.shape[1:]), dtype=one.dtype, device=device, memory_format=layout)
 
 
 class Batches:
@@ -76,6 +81,7 @@ class Batches:
         self._largest: int | None = None  # if batches are to be cut
         self._joined = 0  # if they are to be joined
         self._open: Batch | None = None
+        self._channels_last: Any = None  # shape and dtype of the images that are to be so, if any
 
     @classmethod
     def of(cls, batch: Batch) -> Batches:
@@ -108,6 +114,17 @@ class Batches:
             )
         return _images(first.pieces[0], 0, size)
 
+    def channels_last(self, like: Tensor | None) -> None:
+        """From now on batches of images ``like`` these are given to the network channels-last, and no others."""
+        self._channels_last = None if like is None else (like.shape[1:], like.dtype)
+        self._items = [self._laid_out(batch) for batch in self._items]
+        self._open = None if self._open is None else self._laid_out(self._open)
+
+    def _laid_out(self, batch: Batch) -> Batch:
+        one = batch.pieces[0]
+        alike = isinstance(one, Tensor) and (one.shape[1:], one.dtype) == self._channels_last
+        return replace(batch, channels_last=alike)
+
     def cut(self, largest: int) -> None:
         """No batch of more than ``largest`` images from now on."""
         self._largest, self._joined = largest, 0
@@ -125,12 +142,14 @@ class Batches:
 
     def _append(self, batch: Batch) -> bool:
         """Whether that completed a batch."""
+        batch = self._laid_out(batch)
         if not self._joined:
             self._items += _cut(batch, self._largest or batch.size)
             return True
         complete = False
         if self._open is not None and _joinable(self._open, batch):
-            batch = Batch(self._open.first, self._open.size + batch.size, (*self._open.pieces, *batch.pieces))
+            together = (*self._open.pieces, *batch.pieces)
+            batch = replace(self._open, size=self._open.size + batch.size, pieces=together)
         else:
             complete = self._close()
         self._open = batch
@@ -199,7 +218,7 @@ def _cut(batch: Batch, largest: int) -> list[Batch]:
     if len(batch.pieces) > 1:
         first, parts = batch.first, []
         for piece in batch.pieces:
-            parts += _cut(Batch(first, len(piece), (piece,)), largest)
+            parts += _cut(replace(batch, first=first, size=len(piece), pieces=(piece,)), largest)
             first += len(piece)
         return parts
     return [batch.part(begin, min(begin + largest, batch.size)) for begin in range(0, batch.size, largest)]
@@ -286,6 +305,11 @@ def _inputs(batch: Any) -> Any:
     )
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
     """Always a copy: a network may work on its input in place, and the images are needed again."""
-    return map_tensors(lambda tensor: tensor.detach().to(device, non_blocking=True, copy=True), batch)
+    layout = torch.channels_last if channels_last else torch.preserve_format
+
+    def copied(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(device, non_blocking=True, copy=True, memory_format=layout)
+
+    return map_tensors(copied, batch)

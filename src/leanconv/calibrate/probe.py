@@ -66,7 +66,8 @@ class Probe:
         return x[0].numel() // x.shape[-1] if geometry.kind == "linear" else prod(geometry.out_size(_size(x)))
 
     def outputs(self, y: Tensor, chosen: Chosen) -> Tensor:
-        """Of an output of the layer, at ``chosen`` positions: (N p) x d."""
+        """Of an output of the layer, at ``chosen`` positions: (N p) x d. A copy: the network may go on to work in place
+        on it."""
         return outputs_at(y, self.site.geometry.kind, chosen).to(self.weight.dtype)
 
     def from_input(self, x: Tensor, chosen: Chosen) -> Tensor:
@@ -98,7 +99,8 @@ class Probe:
             return self.responses(self._halfway(x, chosen))
         g, function = geometry, CONVOLUTIONS[geometry.kind]
         x, padding = x.to(self.weight.dtype), geometry.margins(_size(x))[0]
-        return self.outputs(function(x, self.weight, self.bias, g.stride, padding, g.dilation, g.groups), chosen)
+        y = function(x, self.weight, self.bias, g.stride, padding, g.dilation, g.groups)
+        return outputs_at(y, g.kind, chosen, copy=False)
 
     def responses(self, halfway: Tensor) -> Tensor:
         """n x d, from what was collected ``halfway``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,8 @@ def drawn(engine: Engine, count: int) -> list[Batch]:
     if engine.cutting is None or not engine.cutting.one_by_one:
         order = torch.randperm(len(batches), generator=generator).tolist()
         sizes = torch.tensor([batches[number].size for number in order]).cumsum(0)
+        # As they were given: channels-last they have been seen to go through the network up to its last site only.
+        batches = [replace(batch, channels_last=False) for batch in batches]
         return [batches[number] for number in order[: 1 + int((sizes < count).sum())]]
     pieces = [
         Batch(0, batch.size if len(batch.pieces) == 1 else len(piece), (piece,))
