@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -33,6 +34,7 @@ from leanconv.solve import (
     thinned,
     unseen,
 )
+from leanconv.solve.moments import chunks
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def fit_site(
     rank = _rank(site, choice)
     # What Q^T goes into: the layer's filters, or the horizontal half of their split.
     filters = probe.weight if split is None else split.horizontal
-    q_filters, p, bias, fitted, gaps = [], [], [], [], []
+    q_filters, p, bias, maps, gaps = [], [], [], [], []
     for number in range(groups):
         wanted = target.part(number, groups)
         seen = wanted if given is target else given.part(number, groups)
@@ -81,13 +83,17 @@ def fit_site(
         q_filters.append(_project(low_rank.q, filters.chunk(groups)[number]))
         p.append(low_rank.p)
         bias.append(low_rank.b + low_rank.p @ (low_rank.q.T @ probe.bias.chunk(groups)[number]))
-        fitted.append(low_rank(seen.y))
+        maps.append(low_rank)
     weights = [torch.cat(q_filters), torch.cat(p)]
     if choice.scheme == "spatial":
         weights = [(weights[1] @ weights[0].flatten(1)).reshape_as(filters)]
     if split is not None:
         weights.insert(0, split.vertical)
-    error = measure(site, target, Responses(torch.cat(fitted, 1), given.addend))
+
+    def fitted(y: Tensor) -> Tensor:
+        return torch.cat([one(part) for one, part in zip(maps, y.chunk(groups, 1), strict=True)], 1)
+
+    error = measure(site, target, given, fitted)
     return _judged(Fit(Factors(tuple(weights), torch.cat(bias)), error, len(target.y)), gaps)
 
 
@@ -112,7 +118,7 @@ def _fit_halfway(
     weights: tuple[Tensor, ...] = (split.vertical, horizontal, low_rank.p)
     if choice.scheme == "spatial":
         weights = (split.vertical, (low_rank.p @ low_rank.q.T).reshape_as(split.horizontal))
-    error = measure(site, target, Responses(low_rank(given.y), given.addend))
+    error = measure(site, target, given, low_rank)
     return _judged(Fit(Factors(weights, low_rank.b), error, len(target.y)), [gap])
 
 
@@ -245,13 +251,18 @@ def site_activation(site: Site, like: Tensor, number: int = 0, groups: int = 1) 
     return activation(site.activation.name, **{key: part(value) for key, value in site.activation.parameters.items()})
 
 
-def measure(site: Site, target: Responses, approximation: Responses) -> float:
-    """Relative error behind the activation, shortcut included."""
-    wanted = _whole(target)
-    r = site_activation(site, wanted)
-    wanted = r(wanted)
-    size = float(torch.linalg.vector_norm(wanted, dtype=torch.float64))
-    error = float(torch.linalg.vector_norm(r(_whole(approximation)) - wanted, dtype=torch.float64))
-    if size == 0:
-        return 0.0 if error == 0 else math.inf
-    return error / size
+def measure(site: Site, target: Responses, given: Responses, fitted: Callable[[Tensor], Tensor] = lambda y: y) -> float:
+    """Relative error behind the activation, shortcut included, of what ``fitted`` makes of the ``given`` responses. A
+    few rows at a time: all of them would take memory for every step, which a CPU waits for longer than for the sums."""
+    r = site_activation(site, target.y)
+    size, error = (torch.zeros((), dtype=torch.float64, device=target.y.device) for _ in range(2))
+    for rows in chunks(len(target.y), target.y.device):
+        wanted = r(_whole(target.at(rows)))
+        seen = given.at(rows)
+        found = r(_whole(Responses(fitted(seen.y), seen.addend)))
+        size += torch.linalg.vector_norm(wanted, dtype=torch.float64).square()
+        error += torch.linalg.vector_norm(found - wanted, dtype=torch.float64).square()
+    total, apart = size.sqrt().item(), error.sqrt().item()
+    if total == 0:
+        return 0.0 if apart == 0 else math.inf
+    return apart / total

@@ -28,7 +28,7 @@ class Responses:
     y: Tensor
     addend: Tensor | None = None
 
-    def at(self, rows: Tensor) -> Responses:
+    def at(self, rows: Tensor | slice) -> Responses:
         return Responses(self.y[rows], None if self.addend is None else self.addend[rows])
 
     def part(self, number: int, groups: int) -> Responses:
