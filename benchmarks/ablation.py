@@ -220,6 +220,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of the cells")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.times and options.beside:
+        parser.error("--times are of cells that run alone, and --beside says they do not; give one of them.")
     options.work.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + options.seconds
     for name in options.model:
@@ -242,7 +244,7 @@ def main() -> None:
                         continue
                     found = cell(subject, speedup, row, seed)
                     if known is not None:
-                        found = {**known, "seconds": found["seconds"]}
+                        found = {**known, "seconds": found["seconds"], "timed on": found["machine"]}
                     elif options.beside:
                         found["seconds"] = None
                     file.write_text(json.dumps(found) + "\n")

@@ -195,7 +195,14 @@ class Bench:
         """Accelerated, or as it was kept: it is the same for every seed."""
         folder = self.work / "models" / f"classifier-{speedup:g}x"
         if folder.exists():
-            return load_result(folder, original(None))
+            kept = load_result(folder, original(None))
+            made = {name: getattr(kept.options, name) for name in self.how}
+            if made != self.how:
+                raise LeanconvError(
+                    f"{str(folder)!r} was accelerated with {made}, and {self.how} is asked for; give another --work, "
+                    "or the settings of this one."
+                )
+            return kept
         result = accelerated(self.weights, self.pictures, speedup, self.device, self.limit, **self.how)
         result.save(folder)
         return result

@@ -4,9 +4,10 @@
     python benchmarks/detection_times.py --weights vgg16_probe.safetensors --device cuda
 
 Both orders of the table: ranks by sensitivity on the classifier, which is then trained as a detector, and ranks by
-energy on the detector's backbone. Times depend on ranks and not on what was learnt, so backbones are fitted quickly, on
-a few pictures of calib.tar beside the weights, and heads are not trained: they look at as many proposals as trained
-ones. Nothing else may run on the machine. Writes benchmarks/results/detection_times-DEVICE.json and .md.
+energy on the detector's backbone. A backbone's time depends on its ranks and not on what it has learnt, so it is fitted
+quickly, on a few pictures of calib.tar beside the weights. Heads are not trained: they look at as many proposals as
+trained ones, and find as many boxes as they may, which trained ones seldom do. Nothing else may run on the machine.
+Writes benchmarks/results/detection_times-DEVICE.json and .md.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def markdown(data: dict[str, Any]) -> str:
         f"{data['each']} a call, float32, torch as it is; each beside the original, in turns, medians of "
         f"{data['rounds']}.",
         "",
-        "| detector | conv MACs | ms a picture (original) | times faster | backbone alone, ms (original) | faster |",
+        "| detector | conv MACs, asked for | ms a picture (original) | times faster | backbone, ms (original) | faster |",
         "|---|---|---|---|---|---|",
     ]
     for one in data["rows"]:
@@ -138,7 +139,7 @@ def markdown(data: dict[str, Any]) -> str:
 def command(options: argparse.Namespace) -> str:
     """What prints this again, wherever the weights are."""
     words = ["python", "benchmarks/detection_times.py", "--device", options.device.partition(":")[0]]
-    for name in ("pictures", "samples", "rounds"):
+    for name in ("pictures", "samples", "rounds", "size", "width"):
         words += [f"--{name}", str(getattr(options, name))]
     return " ".join([*words, "--speedups", *(f"{speedup:g}" for speedup in options.speedups)])
 

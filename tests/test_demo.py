@@ -19,7 +19,7 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = demo.run_demo(out=tmp_path / "kept", report=tmp_path / "demo.html", epochs=2, quiet=True)
     assert found.original > 0.8
     assert found.accuracies[demo.DEFAULT][4.0] > found.original - 0.1
-    assert set(found.times) == {"original", "3d 4x"}
+    assert set(found.times) == {"original", "default 4x"}
     assert found.example.options.refine == "closed-form"  # what a plain call gives is what is kept
     text = str(found)
     assert "bit-equal" in text

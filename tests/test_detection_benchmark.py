@@ -306,7 +306,10 @@ def test_times_are_of_both_orders_beside_the_original(folder: Path, monkeypatch:
     table = json.loads((folder / "detection_times-cpu.json").read_text())
     assert [one["title"] for one in table["rows"]] == ["accelerated, then trained", "trained, then accelerated"]
     assert [one["faster"] for one in table["rows"]] == [2.0, 2.0]  # the median of 2, 4 and 2
-    assert "--pictures 4 --samples 200 --rounds 12 --speedups 2`" in (folder / "detection_times-cpu.md").read_text()
+    assert (
+        "--pictures 4 --samples 200 --rounds 12 --size 64 --width 16 --speedups 2`"
+        in (folder / "detection_times-cpu.md").read_text()
+    )
 
 
 def test_calls_are_timed_in_turns() -> None:
@@ -323,6 +326,8 @@ def test_what_cells_share_can_be_made_beforehand(folder: Path, monkeypatch: pyte
     common = ["table", *given(folder), "--work", str(work), "--out", str(out), "--seeds", "0", "--speedups", "2"]
     detection.main([*common, "--only", "classifier"])
     assert [path.name for path in (work / "models").iterdir()] == ["classifier-2x"]
+    with pytest.raises(SystemExit, match="classifier-2x' was accelerated with"):
+        detection.main([*common, "--only", "classifier", "--samples", "700"])
     detection.main([*common, "--only", "baseline"])
     assert [path.name for path in (work / "cells").iterdir()] == ["baseline-seed0.json"]
     assert not out.exists()

@@ -302,6 +302,28 @@ def test_closed_form_and_distillation_share_what_is_solved(
     assert (tmp_path / "distilling").exists()
 
 
+def test_other_steps_train_anew_what_is_solved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained_with(monkeypatch, checkpoint_every=1)
+    ended_after(2, Checkpoint, "keep", monkeypatch, lambda: run(workdir=tmp_path, steps=4))
+    with pytest.raises(LeanconvError, match="an unfinished run with steps=4, but steps=2 was given"):
+        run(workdir=tmp_path, steps=2)
+    assert_equal(run(steps=4), run(workdir=tmp_path, steps=4))
+    fresh = run(steps=2)
+    nothing_is_solved(monkeypatch)
+    assert_equal(fresh, run(workdir=tmp_path, steps=2))
+
+
+def test_a_folder_from_before_there_were_steps_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run("closed-form", workdir=tmp_path)
+    file = tmp_path / "leanconv-work.json"
+    state = json.loads(file.read_text())
+    for part in ("run", "solving"):
+        del state[part]["steps"]
+    file.write_text(json.dumps(state))
+    nothing_is_solved(monkeypatch)
+    assert_equal(whole, run("closed-form", workdir=tmp_path))
+
+
 @pytest.mark.parametrize(("ranks", "shared"), [("energy", True), ("uniform", True), ("latency", False)])
 def test_layers_of_ranks_found_by_timing_are_not_shared(ranks: str, shared: bool, tmp_path: Path) -> None:
     """Timed again they would be other ranks."""

@@ -354,6 +354,12 @@ def test_how_to_repeat(result: leanconv.Accelerated, folder: Path, tmp_path: Pat
     assert "--out slash-{speedup}x" in facts_of(slash).another
 
 
+def test_steps_are_repeated(result: leanconv.Accelerated, tmp_path: Path) -> None:
+    options = replace(result.options, refine="distill", steps=9)
+    told = facts_of(replace(result, options=options).save(tmp_path / "longer")).repeat
+    assert told.endswith("samples=500, refine='distill', steps=9)")
+
+
 def test_ranks_by_time_are_repeated_by_energy(result: leanconv.Accelerated, tmp_path: Path) -> None:
     options = replace(result.options, ranks="latency", speedup=3.0, target=leanconv.Target(runtime="onnxruntime"))
     called = facts_of(replace(result, options=options).save(tmp_path / "called"))

@@ -98,8 +98,8 @@ def accelerate(
             ``"distill"`` (any scheme) does so and then trains the network on the images, without labels, to have the
             original's feature maps: on a tenth of them it is judged, and the best that was seen there is kept. Much
             longer; how it went is in ``result.training``.
-        steps: for ``refine="distill"``, steps of training, to the end of an epoch. Default: about 1,200, in at most 100
-            epochs. More take longer and bring the network nearer.
+        steps: for ``refine="distill"``, steps of training at most, to the end of an epoch: it ends where images held
+            out gain no more. Default: about 1,200, in at most 100 epochs.
         target: for ``ranks="latency"``, what is timed: runtime, device, threads, batch and dtype. Default: torch where
             the model is, one thread, one image.
         latency: for ``ranks="latency"``, milliseconds the whole network is to take, in place of ``speedup``.

@@ -133,7 +133,7 @@ class Demo:
         clock = [[name, f"{value:.1f}", f"{base / value:.2f}x"] for name, value in self.times.items()]
         return "\n".join(
             [
-                f"{SAVED:g}x, 3d, layer by layer:",
+                f"{SAVED:g}x, as a plain call gives it, layer by layer:",
                 str(self.example),
                 "",
                 f"original network: {100 * self.original:.1f} % of {self.images} digits it has not seen",
@@ -174,7 +174,7 @@ def run_demo(*, out: Path | None = None, report: Path | None = None, epochs: int
                 )
                 accuracies[name][speedup] = accuracy(answers(result.model), test_labels).top1
                 if name == DEFAULT:
-                    networks[f"3d {speedup:g}x"] = result.model
+                    networks[f"default {speedup:g}x"] = result.model
                     results[speedup] = result
                 elif name == "+ rank selection":
                     networks[f"channel {speedup:g}x"] = result.model
@@ -183,8 +183,8 @@ def run_demo(*, out: Path | None = None, report: Path | None = None, epochs: int
     with tempfile.TemporaryDirectory() as scratch, progress.stage("saving and timing", 0):
         folder = example.save(out or Path(scratch) / "digits-4x")
         saved = [_checked(example, folder, "a temporary folder" if out is None else str(out), test[:BATCH])]
-        pair = {"original": model, f"3d {SAVED:g}x": example.model}
-        lost = compare(original, answers(example.model), test_labels, original="original", other=f"3d {SAVED:g}x")
+        pair = {"original": model, f"default {SAVED:g}x": example.model}
+        lost = compare(original, answers(example.model), test_labels, original="original", other=f"default {SAVED:g}x")
         about = {"data": "digits the network has not seen", "views": 1, "unreadable": []}
         write_record(folder, "evaluation", {**lost.to_json(), **about})
         clock = bench(pair, shape=(1, 32, 32), batches=[BATCH], seconds=0.5, layers=True, progress=False)

@@ -32,7 +32,7 @@ from leanconv.train.goals import divergence
 
 # MACs of the whole network before pruning, in those after it; tried in this order, until so many in a row do not do
 # better than the best before them.
-FACTORS = (1.15, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
+FACTORS = (1.15, 1.3, 1.5, 1.75, 2.0)
 PATIENCE = 2
 # What is left for 3d to do, at least.
 LEFT = 1.25

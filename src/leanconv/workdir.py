@@ -82,6 +82,8 @@ class Workdir:
         basis = {key: wanted[key] for key in BASIS}
         known = self._load(STATE)
         if known is not None:
+            for part in ("run", "solving"):  # of a folder from before there were steps
+                known[part] = {"steps": None, **known.get(part, {})}
             self._compare(basis, known["basis"], "statistics of a run")
             if known["finished"] and run != known["run"]:
                 self._remove(DISTILLING)

@@ -170,7 +170,7 @@ def _in_rows(rows: Tensor) -> bool:
 
 def _rows_at(rows: Tensor, at: Tensor) -> Tensor:
     """Those at the positions ``at`` (N x ...) of each of N images, in that order."""
-    first = torch.arange(len(rows)) * rows.shape[1]
+    first = torch.arange(len(rows), device=rows.device) * rows.shape[1]
     return rows.flatten(0, 1).index_select(0, (at.flatten(1) + first[:, None]).flatten())
 
 

@@ -40,7 +40,7 @@ def accelerate(
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="--refine distill: steps of training. Default: about 1,200.")
+        int | None, typer.Option(min=1, help="--refine distill: steps of training, at most. Default: about 1,200.")
     ] = None,
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
     ranks: Annotated[
