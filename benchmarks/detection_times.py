@@ -123,7 +123,7 @@ def markdown(data: dict[str, Any]) -> str:
         f"{data['each']} a call, float32, torch as it is; each beside the original, in turns, medians of "
         f"{data['rounds']}.",
         "",
-        "| detector | conv MACs, asked for | ms a picture (original) | times faster | backbone, ms (original) | faster |",
+        "| detector | MACs, asked for | ms a picture (original) | times faster | backbone, ms (original) | faster |",
         "|---|---|---|---|---|---|",
     ]
     for one in data["rows"]:
