@@ -39,6 +39,10 @@ class Batch:
         (inputs,) = self.pieces
         return replace(self, first=self.first + begin, size=end - begin, pieces=(_images(inputs, begin, end),))
 
+    def as_given(self) -> Batch:
+        """In the layout the user gave them."""
+        return replace(self, channels_last=False)
+
     def on(self, device: torch.device) -> Any:
         """The inputs on ``device``. Always a copy: a network may work on its input in place."""
         if len(self.pieces) == 1:

@@ -97,7 +97,7 @@ def cutting(
                     return found
             other = replace(batch, pieces=(map_tensors(_other, sample),))
             wanted: dict[str, Seen] = {}
-            _pass(model, _as_given(other), probes, device, wanted)
+            _pass(model, other.as_given(), probes, device, wanted)
             tape = tape_of(model, batch, probes, device)
             wrong = _wrong(model, tape, probes, other, device, wanted)
             return Cutting(None if wrong is None else _something_else(wrong))
@@ -118,10 +118,6 @@ def _other(tensor: Tensor) -> Tensor:
     return 0.8 * moved if tensor.is_floating_point() else moved
 
 
-def _as_given(batch: Batch) -> Batch:
-    return replace(batch, channels_last=False)
-
-
 def _something_else(layer: str) -> str:
     return f"run again in parts it gives layer {layer!r} something else"
 
@@ -130,7 +126,7 @@ def _taped_alone(model: nn.Module, sample: Batch, probes: Sequence[Probe], devic
     """On a tape of the first image; None where what becomes of an image depends on its company."""
     wanted: dict[str, Seen] = {}
     alone: dict[str, Seen] = {}
-    _pass(model, _as_given(sample), probes, device, wanted)
+    _pass(model, sample.as_given(), probes, device, wanted)
     tape = tape_of(model, sample.part(0, 1), probes, device, alone)
     if _different(alone, wanted, slice(0, 1)) is not None:
         return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -20,7 +18,7 @@ def drawn(engine: Engine, count: int) -> list[Batch]:
         order = torch.randperm(len(batches), generator=generator).tolist()
         sizes = torch.tensor([batches[number].size for number in order]).cumsum(0)
         # As they were given: channels-last they have been seen to go through the network up to its last site only.
-        batches = [replace(batch, channels_last=False) for batch in batches]
+        batches = [batch.as_given() for batch in batches]
         return [batches[number] for number in order[: 1 + int((sizes < count).sum())]]
     pieces = [
         Batch(0, batch.size if len(batch.pieces) == 1 else len(piece), (piece,))
