@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,10 @@ from torch import Tensor, nn
 from vgg16_imagenet import machine
 
 import leanconv
+from leanconv.bench.measure import interleaved, paired_ratio, timing
 from leanconv.images import Preprocess, find_pictures
 from leanconv.images.batches import spread, stream
+from leanconv.latency.measure import finishing
 from leanconv.models.detectors import MEAN, STD
 
 CLASSES = 20  # of VOC
@@ -76,52 +76,31 @@ def detectors(
 
 
 @torch.no_grad()
-def timed(calls: dict[str, Callable[[], object]], device: str, rounds: int, each: int) -> dict[str, list[float]]:
-    """Milliseconds a picture, ``each`` of them a call, one round after the other; the first two are not counted."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 2):
-        for name, call in calls.items():
-            started = _now(device)
-            call()
-            if number >= 2:
-                found[name].append(1000 * (_now(device) - started) / each)
-    return found
-
-
-def _now(device: str) -> float:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def row(title: str, speedup: float, networks: dict[str, nn.Module], batch: Tensor, options: Any) -> dict[str, Any]:
     """The detector beside the original, whole and the backbone alone."""
     images = as_given(batch)
-    size = options.size
-    canvases = torch.rand(len(images), 3, size, size, device=options.device)
+    canvases = torch.rand(len(images), 3, options.size, options.size, device=options.device)
     calls: dict[str, Callable[[], object]] = {}
     for name, network in networks.items():
         calls[name] = lambda network=network: network(images)
         calls[f"{name}, backbone"] = lambda network=network: network.backbone(canvases)
-    ms = timed(calls, options.device, options.rounds, len(images))
-
-    def ratio(part: str) -> float:
-        return statistics.median(a / b for a, b in zip(ms[f"original{part}"], ms[f"this{part}"], strict=True))
-
+    found = interleaved(calls, seconds=options.seconds, finish=finishing(torch.device(options.device))).times
     return {
         "title": title,
         "speedup": speedup,
-        "ms": {name: statistics.median(values) for name, values in ms.items()},
-        "faster": ratio(""),
-        "backbone faster": ratio(", backbone"),
+        "rounds": len(found["original"]),
+        "ms": {name: 1000 * timing(values).median / len(images) for name, values in found.items()},
+        "faster": vars(paired_ratio(found["original"], found["this"])),
+        "backbone faster": vars(paired_ratio(found["original, backbone"], found["this, backbone"])),
     }
 
 
 def markdown(data: dict[str, Any]) -> str:
+    rounds = [one["rounds"] for one in data["rows"]]
     lines = [
         f"`{data['command']}` on {data['machine']}: Faster R-CNN with VGG-16, pictures of {data['size']} pixels, "
-        f"{data['each']} a call, float32, torch as it is; each beside the original, in turns, medians of "
-        f"{data['rounds']}.",
+        f"{data['each']} a call, float32, torch as it is; each beside the original, in turns, for {data['seconds']:g} "
+        f"seconds ({min(rounds)} to {max(rounds)} rounds); medians, ratios with their 95 % interval.",
         "",
         "| detector | MACs, asked for | ms a picture (original) | times faster | backbone, ms (original) | faster |",
         "|---|---|---|---|---|---|",
@@ -130,17 +109,21 @@ def markdown(data: dict[str, Any]) -> str:
         ms = one["ms"]
         lines.append(
             f"| {one['title']}, {one['speedup']:g}x | {one['speedup']:g}x fewer | {ms['this']:.2f} "
-            f"({ms['original']:.2f}) | {one['faster']:.2f} | {ms['this, backbone']:.2f} "
-            f"({ms['original, backbone']:.2f}) | {one['backbone faster']:.2f} |"
+            f"({ms['original']:.2f}) | {_ratio(one['faster'])} | {ms['this, backbone']:.2f} "
+            f"({ms['original, backbone']:.2f}) | {_ratio(one['backbone faster'])} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _ratio(found: dict[str, float]) -> str:
+    return "{value:.2f} ({low:.2f} to {high:.2f})".format(**found)
 
 
 def command(options: argparse.Namespace) -> str:
     """What prints this again, wherever the weights are."""
     words = ["python", "benchmarks/detection_times.py", "--device", options.device.partition(":")[0]]
-    for name in ("pictures", "samples", "rounds", "size", "width"):
-        words += [f"--{name}", str(getattr(options, name))]
+    for name in ("pictures", "samples", "seconds", "size", "width"):
+        words += [f"--{name}", f"{getattr(options, name):g}"]
     return " ".join([*words, "--speedups", *(f"{speedup:g}" for speedup in options.speedups)])
 
 
@@ -153,7 +136,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--speedups", type=float, nargs="+", default=[2.0, 3.0, 4.0, 5.0])
     parser.add_argument("--size", type=int, default=320, help="side of the canvases, pixels")
     parser.add_argument("--width", type=int, default=1024, help="of fc6 and fc7")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of measuring, each detector beside the original")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
@@ -164,14 +147,14 @@ def main(arguments: list[str] | None = None) -> None:
     rows = []
     for title, speedup, network in found:
         rows.append(row(title, speedup, {"original": plain, "this": network}, images[0], options))
-        print(f"{title}, {speedup:g}x: {rows[-1]['faster']:.2f} times faster", flush=True)
+        print(f"{title}, {speedup:g}x: {_ratio(rows[-1]['faster'])} times faster", flush=True)
     kind = options.device.partition(":")[0]
     data = {
         "command": command(options),
         "machine": machine(options.device),
         "size": options.size,
         "each": len(images[0]),
-        "rounds": options.rounds,
+        "seconds": options.seconds,
         "pictures": options.pictures,
         "samples": options.samples,
         "rows": rows,

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 
 from leanconv import LeanconvError, models
-from leanconv.images.scenes import find_scenes
+from leanconv.bench.measure import Rounds
+from leanconv.images.scenes import Scenes, find_scenes
 from tests.test_detectors import small_features
+from tests.test_team import together
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -238,6 +240,41 @@ def test_the_same_seed_trains_the_same_detector(folder: Path) -> None:
     assert (folder / "a.safetensors").read_bytes() == (folder / "b.safetensors").read_bytes()
 
 
+SHARE = """
+from pathlib import Path
+from tests.test_detection_benchmark import detection_training, small_detector, small_scenes
+
+data = detection_training.read(small_scenes(Path({folder!r})), 64, "cpu")
+seen, batch = [], type(data).batch
+type(data).batch = lambda self, chosen, mirrored: seen.append(chosen.tolist()) or batch(self, chosen, mirrored)
+detector = small_detector()
+before = [parameter.detach().clone() for parameter in detector.parameters()]
+detection_training.train(detector, data, detection_training.Training(epochs=2, batch=4, frozen=0), "cpu", say=False)
+moved = sum(not torch.equal(a, b) for a, b in zip(before, detector.parameters(), strict=True))
+torch.save([seen, moved, detector.state_dict()], {folder!r} + f"/{{rank}}.pt")
+"""
+
+
+def small_scenes(folder: Path) -> Scenes:
+    return find_scenes(folder, split="train")
+
+
+def small_detector() -> nn.Module:
+    torch.manual_seed(0)
+    return detection_training.build(("boat", "car"), small_features(), size=64, width=16, frozen=0)
+
+
+def test_two_processes_share_every_batch_and_train_one_detector(folder: Path) -> None:
+    assert [code for code, said in together(SHARE.format(folder=str(folder)))] == [0, 0]
+    (ours, moved, mine), (theirs, _, other) = (torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert [len(set(a) | set(b)) for a, b in zip(ours, theirs, strict=True)] == [
+        4,
+        4,
+    ]  # steps of 4 pictures, 6 there are
+    assert moved == len(list(small_detector().parameters()))
+    assert all(torch.equal(mine[key], other[key]) for key in mine)
+
+
 def test_batches_larger_than_the_data_are_refused(folder: Path) -> None:
     with pytest.raises(SystemExit, match="give another --batch"):
         detection.main(["train", *given(folder, "--batch", "60", "--out", str(folder / "a.safetensors"))])
@@ -285,8 +322,9 @@ def test_times_are_of_both_orders_beside_the_original(folder: Path, monkeypatch:
     monkeypatch.setattr(detection_times, "original", lambda weights: Probe().eval())
     ratios = []
 
-    def timed(calls: dict[str, object], device: str, rounds: int, each: int) -> dict[str, list[float]]:
-        return {name: [2.0, 8.0, 4.0] if "original" in name else [1.0, 2.0, 2.0] for name in calls}
+    def timed(calls: dict[str, object], *, seconds: float, finish: object) -> Rounds:
+        times = {name: [2.0, 8.0, 4.0] if "original" in name else [1.0, 2.0, 2.0] for name in calls}
+        return Rounds(times, warm_up=1, settled=True)
 
     row = detection_times.row
 
@@ -297,7 +335,7 @@ def test_times_are_of_both_orders_beside_the_original(folder: Path, monkeypatch:
             assert len(networks["this"]([torch.rand(3, 40, 64)])) == 1
         return row(title, speedup, networks, *rest)
 
-    monkeypatch.setattr(detection_times, "timed", timed)
+    monkeypatch.setattr(detection_times, "interleaved", timed)
     monkeypatch.setattr(detection_times, "row", seen)
     places = ["--weights", "none", "--calibration", str(folder / "train-0.tar"), "--out", str(folder)]
     small = ["--pictures", "4", "--samples", "200", "--size", "64", "--width", "16", "--device", "cpu"]
@@ -305,19 +343,12 @@ def test_times_are_of_both_orders_beside_the_original(folder: Path, monkeypatch:
     assert ratios == pytest.approx([2, 2], rel=0.05)
     table = json.loads((folder / "detection_times-cpu.json").read_text())
     assert [one["title"] for one in table["rows"]] == ["accelerated, then trained", "trained, then accelerated"]
-    assert [one["faster"] for one in table["rows"]] == [2.0, 2.0]  # the median of 2, 4 and 2
+    assert [one["faster"]["value"] for one in table["rows"]] == [2.0, 2.0]  # the median of 2, 8, 4 by that of 1, 2, 2
+    assert [one["ms"]["original"] for one in table["rows"]] == [1000.0, 1000.0]  # of 4 pictures a call, 4 seconds
     assert (
-        "--pictures 4 --samples 200 --rounds 12 --size 64 --width 16 --speedups 2`"
+        "--pictures 4 --samples 200 --seconds 10 --size 64 --width 16 --speedups 2`"
         in (folder / "detection_times-cpu.md").read_text()
     )
-
-
-def test_calls_are_timed_in_turns() -> None:
-    order = []
-    calls = {name: lambda name=name: order.append(name) for name in ("a", "b")}
-    found = detection_times.timed(calls, "cpu", rounds=3, each=8)
-    assert order == ["a", "b"] * 5
-    assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3}
 
 
 def test_what_cells_share_can_be_made_beforehand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -14,7 +14,8 @@ from torch import nn
 from leanconv.calibrate.batches import Batches, check_images, take
 from leanconv.calibrate.detections import Detections
 from leanconv.calibrate.heap import heap_at_hand
-from leanconv.calibrate.memory import Memory, parse_memory
+from leanconv.calibrate.inputs import SHARE, travelling
+from leanconv.calibrate.memory import Memory, device_share, parse_memory
 from leanconv.engine import Clock, Engine, Teacher
 from leanconv.entrance import check_model, copied, device_of, parse_device, quiet_collector, untouched_rng
 from leanconv.job import Job
@@ -145,11 +146,17 @@ def accelerate(
     with _entered(model, options, device) as place:
         team = Team(place)
         clock = Clock(place)
-        with team.ending_all():
+        with team.ending_all(), travelling(place) as travel:
+            share = device_share(place, limit)
             with clock.stage("preparing"):
                 if options.scheme == "3c":
                     check_pruning(model, workdir=workdir is not None, processes=team.world)
-                batches, job = _prepared(model, images, options, place, team)
+
+                def set_out(batches: Batches) -> None:
+                    if options.scheme != "3c":  # it goes through parts of them first
+                        travel.send(batches, int(SHARE * share))
+
+                batches, job = _prepared(model, images, options, place, team, set_out)
                 team.same("arguments", [options.to_json(), workdir is None])
                 team.same("images", batches.images)
                 if team.world > 1:
@@ -166,7 +173,8 @@ def accelerate(
                             original=job.original,
                             batches=batches,
                             options=job.options,
-                            memory=Memory(place, limit, None if work is None else work.folder),
+                            memory=Memory(place, limit, None if work is None else work.folder, share),
+                            travel=travel,
                             team=team,
                             work=work,
                             clock=clock,
@@ -245,14 +253,21 @@ def reachable(
 
 
 def _prepared(
-    model: nn.Module, images: Iterable[Any], options: Options, place: torch.device, team: Team | None = None
+    model: nn.Module,
+    images: Iterable[Any],
+    options: Options,
+    place: torch.device,
+    team: Team | None = None,
+    set_out: Callable[[Batches], None] = lambda batches: None,
 ) -> tuple[Batches, Job]:
-    """The images as the network is given them, and what is to be done."""
+    """The images as the network is given them, which may ``set_out`` for the device before the network is looked at,
+    and what is to be done."""
     rank, world = (team.rank, team.world) if team else (0, 1)
     if options.refine == "distill":
         check_distillable(model, world)
     if kind_of(model) is None:
         batches = take(images, rank=rank, world=world)
+        set_out(batches)
         job = Job.prepare(model, batches.sample(), options, place)
         if options.refine == "distill":
             check_examples(job.original, job.sites, batches)

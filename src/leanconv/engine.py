@@ -22,6 +22,7 @@ from torch import nn
 from leanconv.calibrate.batches import Batch, Batches, log, out_of_memory
 from leanconv.calibrate.cutting import Cutting, cutting, suits_channels_last, tape_of
 from leanconv.calibrate.heap import give_back
+from leanconv.calibrate.inputs import Inputs, Travel
 from leanconv.calibrate.memory import Memory
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.patches import Positions
@@ -30,7 +31,7 @@ from leanconv.calibrate.samples import Joining, Piece, Samples
 from leanconv.calibrate.script import CannotCut
 from leanconv.calibrate.stream import Cut, Rerun, Stream
 from leanconv.calibrate.tapes import Tapes
-from leanconv.calibrate.walk import Inputs, Walk
+from leanconv.calibrate.walk import Walk
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError
 from leanconv.fit import Fit
@@ -44,7 +45,7 @@ from leanconv.workdir import Workdir
 CACHED = 32 << 20
 # On a GPU they are joined until it has about so many, if it has room for many such.
 LAUNCH = 1 << 30
-SEVERAL = 6  # batches there should be then
+SEVERAL = 3  # batches there should be then
 
 Solve = Callable[[str, Responses, Responses], Fit]  # layer, target, given
 
@@ -84,6 +85,7 @@ class Engine:
     batches: Batches
     options: Options
     memory: Memory
+    travel: Travel
     team: Team
     work: Workdir | None
     clock: Clock
@@ -94,7 +96,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.device = self.memory.device
-        self.inputs = Inputs(self.memory)
+        self.inputs = Inputs(self.memory, self.travel)
         self._joined = Joining()
         per_image = max(1, -(-self.options.most_samples // self.batches.images))
         self.positions = Positions(
@@ -175,6 +177,7 @@ class Engine:
                 return samples
             except Exception as error:
                 samples.close()
+                self.inputs.drop_all()
                 if self.team.world > 1 or not out_of_memory(error) or not self.batches.halve():
                     raise
 
@@ -197,6 +200,7 @@ class Engine:
                 take=samples.add if alone else lambda name, first, found: mine[name].append((first, found)),
                 step=stage.advance,
                 tapes=self.tapes if cut else None,
+                inputs=self.inputs,
                 walk=lambda batch: walk(batch) if cut and walk.knows(batch) else None,
             )
         _ = self.accelerated  # copied while the device is still at work
@@ -306,4 +310,4 @@ class Engine:
                 "longer.",
                 reasons[0],
             )
-        return Rerun(self.accelerated, self.batches, self.positions, self.device, list(probes))
+        return Rerun(self.accelerated, self.batches, self.positions, self.device, self.inputs, list(probes))

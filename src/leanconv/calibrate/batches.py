@@ -100,6 +100,10 @@ class Batches:
             yield self._items[number]
             number += 1
 
+    def at_hand(self) -> list[Batch]:
+        """Those that need not be read any more."""
+        return list(self._items)
+
     @property
     def steps(self) -> int:
         """About how many batches there are, for progress."""

@@ -51,18 +51,25 @@ def free_host() -> int:
     return max(free, 0)
 
 
+def device_share(device: torch.device, limit: int | None) -> int:
+    """Bytes of a GPU's memory that may be kept: ``limit``, or half of what is free."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.mem_get_info(device)[0] // 2 if limit is None else limit
+
+
 class Memory:
     """Keeps account of what is kept where. ``folder``: for files; default the system's temporary folder, if that is
-    on a disk."""
+    on a disk. ``share``: ``device_share`` as it was, if something is on its way there already."""
 
-    def __init__(self, device: torch.device, limit: int | None, folder: Path | None = None):
+    def __init__(self, device: torch.device, limit: int | None, folder: Path | None = None, share: int | None = None):
         self.device = device
         self.folder = folder if folder is not None else _disk_folder()
         # Processes torchrun has started on this machine share what is free.
         together = 2 * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         self._free: dict[Place, int] = {"host": free_host() // together if limit is None else limit, "disk": 0}
         if device.type == "cuda":
-            self._free["device"] = torch.cuda.mem_get_info(device)[0] // 2 if limit is None else limit
+            self._free["device"] = device_share(device, limit) if share is None else share
         if self.folder is not None:
             self._free["disk"] = shutil.disk_usage(self.folder).free // together
         self.file = _SpanFile(self.folder) if self.folder is not None else None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from leanconv.calibrate.batches import Batch, Batches, out_of_memory
+from leanconv.calibrate.inputs import Inputs
 from leanconv.calibrate.patches import Chosen, Positions
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.tapes import Tapes
@@ -70,6 +71,7 @@ def observe(
     step: Callable[[], None] = lambda: None,
     whole: dict[str, Seen] | None = None,
     tapes: Tapes | None = None,
+    inputs: Inputs | None = None,
     walk: Callable[[Batch], Iterable[tuple[str, Responses]] | None] = lambda batch: None,
 ) -> None:
     """Hand the responses of every probe to ``take``, batch by batch.
@@ -77,8 +79,8 @@ def observe(
     Hooks take a layer's *input* and compute the response from it, so operations in place behind the layer cannot
     spoil what was captured. Addends are the sum that reaches the activation less the layer's own output. The run of
     each batch stops after the last probe. Without ``positions`` nothing is looked at; with ``whole`` that receives
-    all a site sees. ``tapes`` receives a tape for every kind of batch; ``walk`` may know the responses of a batch
-    without all this.
+    all a site sees. ``tapes`` receives a tape for every kind of batch; ``inputs`` may have the images on the device
+    already; ``walk`` may know the responses of a batch without all this.
     """
     watches = [_Watch(probe) for probe in probes]
     sites = [probe.site for probe in probes]
@@ -90,17 +92,17 @@ def observe(
                 take(name, batch.first, found)
             step()
             return
-        inputs = batch.on(device)
+        given = batch.on(device) if inputs is None else inputs.get(batch)
         recorded = tapes is not None and tapes.get(batch) is None
         with (
             _watched(model, watches, positions, whole is not None) as run,
             taping(model, sites) if recorded else nullcontext() as recorder,
         ):
             if recorder is not None:
-                recorder.given(inputs, batch.size)
+                recorder.given(given, batch.size)
             run.start(batch, recorder)
             try:
-                model(inputs)
+                model(given)
             except _Reached:
                 pass
             except LeanconvError:

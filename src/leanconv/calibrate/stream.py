@@ -15,6 +15,7 @@ from torch import nn
 
 from leanconv.calibrate.batches import Batch, Batches, log, out_of_memory
 from leanconv.calibrate.heap import give_back
+from leanconv.calibrate.inputs import Inputs
 from leanconv.calibrate.memory import Memory, Packed, Place
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.patches import Positions
@@ -22,7 +23,7 @@ from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Piece
 from leanconv.calibrate.script import CannotCut, Env, Script
 from leanconv.calibrate.tapes import Tapes
-from leanconv.calibrate.walk import Inputs, responses_at
+from leanconv.calibrate.walk import responses_at
 from leanconv.network.sites import Site
 from leanconv.network.tape import Tape
 
@@ -44,6 +45,7 @@ class Rerun:
     batches: Batches
     positions: Positions
     device: torch.device
+    inputs: Inputs
     order: list[str]
 
     def pieces(self, probe: Probe, step: Callable[[], None]) -> list[Piece]:
@@ -56,6 +58,7 @@ class Rerun:
             device=self.device,
             take=lambda _, first, responses: found.append((first, responses)),
             step=step,
+            inputs=self.inputs,
         )
         return found
 

@@ -3,63 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from leanconv.calibrate.batches import Batch, to_device
-from leanconv.calibrate.memory import Memory
+from leanconv.calibrate.batches import Batch
+from leanconv.calibrate.inputs import Inputs
 from leanconv.calibrate.observe import chosen_at
 from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.script import CannotCut, Env, Script, Stop
 from leanconv.calibrate.tapes import Tapes
-from leanconv.network.recording import tensors
-
-
-class Inputs:
-    """Batches on the device, kept there from the first stream for the second where there is room."""
-
-    def __init__(self, memory: Memory):
-        self._memory = memory
-        self._kept: dict[tuple[int, int], Any] = {}
-
-    def get(self, batch: Batch) -> Any:
-        """A copy that may be written to."""
-        key, device = (batch.first, batch.size), self._memory.device
-        if key in self._kept:
-            return to_device(self._kept[key], device)
-        if device.type != "cuda":
-            return batch.on(device)
-        # On a stream of its own: images travel while the network is still at work on the ones before.
-        now = torch.cuda.current_stream(device)
-        with torch.cuda.stream(self._lane):
-            moved = batch.on(device)
-        now.wait_stream(self._lane)
-        for tensor in tensors(moved):
-            tensor.record_stream(now)
-        if self._memory.reserve(_bytes(moved), share=0.5, among=("device",)):
-            self._kept[key] = to_device(moved, device)
-        return moved
-
-    @cached_property
-    def _lane(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self._memory.device)
-
-    def drop(self, batch: Batch) -> None:
-        """They are not needed any more."""
-        kept = self._kept.pop((batch.first, batch.size), None)
-        if kept is not None:
-            self._memory.release("device", _bytes(kept))
-
-    def drop_all(self) -> None:
-        self._kept.clear()
-
-
-def _bytes(inputs: Any) -> int:
-    return sum(tensor.nbytes for tensor in tensors(inputs))
 
 
 class Walk:
