@@ -1,9 +1,10 @@
-"""On a CPU images go through the networks channels-last, where these take them."""
+"""Images go through the networks channels-last, where these take them and the device is quicker so."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from leanconv import engine as engine_module
 from leanconv.calibrate.batches import take
+from leanconv.calibrate.cutting import suits_channels_last
 from leanconv.calibrate.patches import Chosen
 from leanconv.calibrate.probe import Probe
 from leanconv.team import Team
@@ -151,3 +153,24 @@ def test_what_lies_behind_the_last_site_is_given_no_channels_last_maps() -> None
             return maps.view(len(maps), -1)
 
     assert run(Ends().eval(), list(smooth_images(24, 32).split(8)), ranks="sensitivity").speedup >= 2.0
+
+
+@pytest.mark.parametrize(
+    ("cores", "dtype", "tf32", "last"),
+    [
+        ((9, 0), torch.float32, True, True),
+        ((9, 0), torch.float32, False, False),
+        ((7, 5), torch.float32, True, False),
+        ((7, 5), torch.float16, False, True),
+        ((6, 1), torch.float16, True, False),
+        ((9, 0), torch.float64, True, False),
+    ],
+)
+def test_on_a_gpu_images_go_channels_last_where_its_tensor_cores_are_used(
+    cores: tuple[int, int], dtype: torch.dtype, tf32: bool, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: cores)
+    images = torch.rand(2, 3, 8, 8, dtype=dtype)
+    probe = SimpleNamespace(site=SimpleNamespace(geometry=SimpleNamespace(kind="conv2d")))
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
+        assert suits_channels_last(images, [probe], torch.device("cuda:0")) is last  # type: ignore[list-item]

@@ -20,16 +20,25 @@ from leanconv.network.recording import map_tensors, tensors
 from leanconv.network.tape import Tape
 from leanconv.network.trial import SAME, SAME_HALF
 
-# Numbers a CPU's convolutions work on in channels-last order themselves, and quicker; others they reorder.
+# Numbers whose convolutions work on them in channels-last order themselves, and quicker; others they reorder.
 QUICK = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def suits_channels_last(sample: Any, probes: Sequence[Probe], device: torch.device) -> bool:
-    """Whether these are images as most are given, for a network of convolutions on a CPU. Two of them: the layout of
-    one alone does not always show."""
+    """Whether these are images as most are given, for a network of convolutions on a device that is quicker so. Two of
+    them: the layout of one alone does not always show."""
     usual = isinstance(sample, Tensor) and sample.dim() == 4 and sample.dtype in QUICK and sample.is_contiguous()
     planes = sum(probe.site.geometry.kind == "conv2d" for probe in probes)
-    return usual and len(sample) > 1 and 2 * planes > len(probes) and device.type == "cpu"
+    return usual and len(sample) > 1 and 2 * planes > len(probes) and _quicker(device, sample.dtype)
+
+
+def _quicker(device: torch.device, dtype: torch.dtype) -> bool:
+    """On a GPU it is its tensor cores that want channels last. float32 goes there as TF32 only, where that is allowed
+    and the GPU has it (from compute capability 8.0 on; half precision from 7.0)."""
+    if device.type != "cuda":
+        return device.type == "cpu"
+    cores = torch.cuda.get_device_capability(device)
+    return cores >= (8, 0) and torch.backends.cudnn.allow_tf32 if dtype == torch.float32 else cores >= (7, 0)
 
 
 def tape_of(

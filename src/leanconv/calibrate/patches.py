@@ -164,8 +164,8 @@ def conv_patches(x: Tensor, geometry: Geometry, chosen: Chosen) -> Tensor:
 
 
 def _in_rows(rows: Tensor) -> bool:
-    """Whether a CPU can copy whole ``rows`` (N x positions x C), as it does many times quicker than single numbers."""
-    return rows.is_contiguous() and rows.device.type == "cpu"
+    """Whether whole ``rows`` (N x positions x C) can be copied, which is many times quicker than single numbers."""
+    return rows.is_contiguous() and rows.device.type in ("cpu", "cuda")
 
 
 def _rows_at(rows: Tensor, at: Tensor) -> Tensor:
