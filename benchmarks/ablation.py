@@ -3,10 +3,12 @@
     python benchmarks/ablation.py --data DIR --model vgg16-imagenet --device cuda
     python benchmarks/ablation.py --data CIFAR --model vgg16-cifar10 resnet20-cifar10 --device cuda
     python benchmarks/ablation.py --data DIR --model vgg16-imagenet --held-out   # to choose by: no evaluation pictures
+    python benchmarks/ablation.py ... --known benchmarks/results/ablation.json --times   # what that table lacks
 
 DIR and CIFAR are those of paper.py; CIFAR holds resnet20.safetensors too (cifar10.py --network resnet20). Every cell
-(network, speed-up, row, seed) is a file in --work, and is not computed again: a run that was stopped goes on. With
---held-out the networks are calibrated on four fifths of the calibration pictures and judged on the others, by the
+(network, speed-up, row, seed) is a file in --work, and is not computed again: a run that was stopped goes on, and
+several can share the cells out. With --known TABLE.json the cells of a table are known too, and go into the new one.
+With --held-out the networks are calibrated on four fifths of the calibration pictures and judged on the others, by the
 original's own answers; no table is written. VGG-16's linear head knows those by heart: look at KL, not at agreement.
 Cells that were found beside other jobs (--beside) have no seconds; --times runs them again, alone, for these only.
 Writes benchmarks/results/ablation.json, .md and -summary.md.
@@ -204,6 +206,30 @@ def summary(cells: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def name_of(found: dict[str, Any]) -> str:
+    """Of a cell's file."""
+    return f"{found['model']}-{found['speedup']:g}x-{slug(found['row'])}-seed{found['seed']}.json"
+
+
+def cells_of(table: Path | None) -> dict[str, dict[str, Any]]:
+    """The cells of a table, by the names their files would have."""
+    cells = [] if table is None else json.loads(table.read_text())
+    return {name_of(found): found for found in cells}
+
+
+def cells_in(work: Path, place: str) -> dict[str, dict[str, Any]]:
+    """Those in a folder, of files whose names begin with ``place``; without, all but those held out."""
+    files = sorted(work.glob(f"{place}*.json" if place else "[!h]*.json"))
+    return {file.name.removeprefix(place): json.loads(file.read_text()) for file in files}
+
+
+def write(file: Path, found: dict[str, Any]) -> None:
+    """Whole or not at all: others may be reading."""
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(found) + "\n")
+    part.rename(file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
@@ -218,11 +244,15 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="pictures, for a trial")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--work", type=Path, required=True, help="folder of the cells")
+    parser.add_argument("--known", type=Path, help="a table (.json) whose cells are not computed again")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.times and options.beside:
         parser.error("--times are of cells that run alone, and --beside says they do not; give one of them.")
+    if options.known is not None and (options.held_out or options.limit or not options.known.is_file()):
+        parser.error("--known takes the .json of a table, and is neither for --held-out nor for --limit.")
     options.work.mkdir(parents=True, exist_ok=True)
+    known_before, place = cells_of(options.known), "held-out-" if options.held_out else ""
     end = time.monotonic() + options.seconds
     for name in options.model:
         subject = NETWORKS[name](options.data, options.device, options.limit)
@@ -234,11 +264,11 @@ def main() -> None:
         for seed in options.seeds:
             for speedup in options.speedups or SPEEDUPS[name]:
                 for row in options.rows:
-                    place = "held-out-" if options.held_out else ""
-                    file = options.work / f"{place}{name}-{speedup:g}x-{slug(row)}-seed{seed}.json"
+                    called = name_of({"model": name, "speedup": speedup, "row": row, "seed": seed})
+                    file = options.work / f"{place}{called}"
                     # Of ImageNet there are no other pictures than those.
                     extra = "images" in ROWS[row] and (name == "vgg16-imagenet" or options.held_out)
-                    known = json.loads(file.read_text()) if file.exists() else None
+                    known = json.loads(file.read_text()) if file.exists() else known_before.get(called)
                     wanted = known is None if not options.times else known is not None and known["seconds"] is None
                     if extra or not wanted or time.monotonic() > end:
                         continue
@@ -247,15 +277,15 @@ def main() -> None:
                         found = {**known, "seconds": found["seconds"], "timed on": found["machine"]}
                     elif options.beside:
                         found["seconds"] = None
-                    file.write_text(json.dumps(found) + "\n")
+                    write(file, found)
                     print(
                         f"{name} {speedup:g}x seed {seed} {row}: {found['increase']:.2f} "
                         f"({found['low']:.1f} to {found['high']:.1f}), agreement {found['agreement']:.2f}, "
                         f"KL {found['kl']:.4f}" + ("" if found["seconds"] is None else f", {found['seconds']:.1f} s"),
                         flush=True,
                     )
-    pattern = "held-out-*.json" if options.held_out else "[!h]*.json"
-    cells = [json.loads(file.read_text()) for file in sorted(options.work.glob(pattern))]
+    found_now = known_before | cells_in(options.work, place)
+    cells = [found_now[called] for called in sorted(found_now)]
     if options.held_out:
         print(markdown(cells))
         return

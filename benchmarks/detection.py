@@ -9,11 +9,13 @@
     python benchmarks/detection.py table ... --speedups 4 --only classifier       # what several cells begin with, or
     python benchmarks/detection.py table ... --seeds 0 1 --only baseline          # are compared with, beforehand
     python benchmarks/detection.py table ... --merge                              # only put together what is known
+    python benchmarks/detection.py table ... --known benchmarks/results/detection.json --seeds 4   # one seed more
 
 VOC holds train-*.tar, val-*.tar and classes.json; calib.tar, which the classifier is accelerated on, lies beside the
 weights. Training and calibration use the training pictures only; every figure is from the others. `table` keeps a file
 a cell in WORK/cells and the detectors it starts from in WORK/models; it writes detection.json and detection.md to
-benchmarks/results. Times are detection_times.py's.
+benchmarks/results. With --known TABLE.json the cells of a table are known too, and go into the new one: other seeds can
+be added to it. Times are detection_times.py's.
 """
 
 from __future__ import annotations
@@ -183,6 +185,7 @@ def bench_of(options: argparse.Namespace) -> Bench:
         how=how_of(options),
         limit=options.limit,
         device=options.device,
+        known=options.known,
     )
 
 
@@ -251,6 +254,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     several.add_argument("--tune-lr", type=float, help="a third of --lr")
     several.add_argument("--work", type=Path, default=Path("detection-work"))
     several.add_argument("--only", choices=("classifier", "baseline"), help="make these, and no table")
+    several.add_argument("--known", type=Path, help="a table (.json) whose cells are not measured again")
     several.add_argument("--merge", action="store_true", help="measure nothing, show what is known")
     several.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     several.set_defaults(run=make_table)

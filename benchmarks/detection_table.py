@@ -56,6 +56,19 @@ def name_of(kind: str, speedup: float | None, seed: int) -> str:
     return f"{kind}-seed{seed}" if speedup is None else f"{kind}-{speedup:g}x-seed{seed}"
 
 
+def cells_of(table: Path) -> dict[str, Cell]:
+    """The cells of a table, by their names."""
+    if not table.is_file():
+        raise LeanconvError(f"{str(table)!r} is no file; give the .json of a table.")
+    known = json.loads(table.read_text())
+    return {
+        name_of(row["kind"], row["speedup"], seed): cell
+        for row in known["rows"]
+        for seed, cell in zip(known["seeds"], row["cells"], strict=True)
+        if cell is not None
+    }
+
+
 @dataclass
 class Trained:
     """A detector that was trained without acceleration, and what it finds."""
@@ -81,9 +94,13 @@ class Bench:
     how: dict[str, Any]  # the classifier is accelerated: arguments of accelerate
     limit: int | None
     device: str
+    known: Path | None  # a table whose cells are not measured again
 
     def __post_init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._known = {} if self.known is None else cells_of(self.known)
+        for name, cell in self._known.items():
+            self._same_settings(cell, f"{name} of {str(self.known)!r}")
         self._baselines: dict[int, Trained] = {}
         self._results: dict[Any, leanconv.Accelerated] = {}
 
@@ -120,14 +137,17 @@ class Bench:
     def cell(self, name: str) -> Cell | None:
         file = self.work / "cells" / f"{name}.json"
         if not file.exists():
-            return None
+            return self._known.get(name)
         found: Cell = json.loads(file.read_text())
-        if found["settings"] != self.settings:
-            raise LeanconvError(
-                f"{str(file)!r} was measured with other settings ({found['settings']}, now {self.settings}); give "
-                "another --work, or the settings of this one."
-            )
+        self._same_settings(found, str(file))
         return found
+
+    def _same_settings(self, cell: Cell, place: str) -> None:
+        if cell["settings"] != self.settings:
+            raise LeanconvError(
+                f"{place} was measured with other settings ({cell['settings']}, now {self.settings}); give another "
+                "--work or --known, or the settings of this one."
+            )
 
     def measure(self, kind: str, speedup: float | None, seed: int) -> None:
         """Nothing, if the cell is there."""
@@ -150,16 +170,23 @@ class Bench:
         """Trained, or as it was kept."""
         if seed not in self._baselines:
             name = name_of(BASELINE, None, seed)
-            file = self._file(name)
-            if self.cell(name) is not None and file.exists():
-                detector, _ = load(file)
-                self._baselines = {seed: Trained(detector, self.judged(detector))}
+            file, known = self._file(name), self.cell(name) is not None
+            if name in self._known:
+                raise LeanconvError(
+                    f"cells of seed {seed} in {str(self.known)!r} are compared with a detector that is not here, and a "
+                    "GPU trains another one every time; give a seed that the table does not have."
+                )
+            if file.exists():
+                detector, about = load(file)
+                if {key: about[key] for key in self._about(seed)} != json.loads(json.dumps(self._about(seed))):
+                    raise LeanconvError(f"{str(file)!r} was trained with other settings; give another --work.")
             else:
                 detector = self._new(original(self.weights).features, seed)
-                matches = self.judged(detector)
                 save(detector, file, self._about(seed))
+            matches = self.judged(detector)
+            if not known:
                 self._write(name, detector, matches, {"kind": BASELINE, "speedup": None, "seed": seed})
-                self._baselines = {seed: Trained(detector, matches)}
+            self._baselines = {seed: Trained(detector, matches)}
         return self._baselines[seed]
 
     def _file(self, name: str) -> Path:
@@ -255,7 +282,11 @@ class Bench:
         part.write_text(json.dumps(cell, indent=1) + "\n")
         part.rename(folder / f"{name}.json")
 
-    def table(self, speedups: Iterable[float], seeds: Sequence[int]) -> Cell:
+    def table(self, speedups: Iterable[float], seeds: Iterable[int]) -> Cell:
+        """Of these, and of those known from a table."""
+        there = self._known.values()
+        seeds = sorted({*seeds, *(cell["seed"] for cell in there)})
+        speedups = sorted({*speedups, *(cell["speedup"] for cell in there if cell["speedup"] is not None)})
         rows: list[Cell] = [{"title": "original", "kind": BASELINE, "speedup": None}]
         rows += [
             {"title": f"{title}, {speedup:g}x", "kind": kind, "speedup": speedup}
@@ -270,7 +301,7 @@ class Bench:
             "machine": ", ".join(sorted({cell["machine"] for cell in known})),
             "leanconv": leanconv.__version__,
             "settings": self.settings,
-            "seeds": list(seeds),
+            "seeds": seeds,
             "rows": rows,
             "paper": PAPER,
         }

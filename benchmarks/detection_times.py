@@ -123,7 +123,7 @@ def command(options: argparse.Namespace) -> str:
     """What prints this again, wherever the weights are."""
     words = ["python", "benchmarks/detection_times.py", "--device", options.device.partition(":")[0]]
     for name in ("pictures", "samples", "seconds", "size", "width"):
-        words += [f"--{name}", f"{getattr(options, name):g}"]
+        words += [f"--{name}", str(getattr(options, name)).removesuffix(".0")]
     return " ".join([*words, "--speedups", *(f"{speedup:g}" for speedup in options.speedups)])
 
 

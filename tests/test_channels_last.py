@@ -162,6 +162,8 @@ def test_what_lies_behind_the_last_site_is_given_no_channels_last_maps() -> None
         ((9, 0), torch.float32, False, False),
         ((7, 5), torch.float32, True, False),
         ((7, 5), torch.float16, False, True),
+        ((7, 5), torch.bfloat16, False, False),
+        ((8, 0), torch.bfloat16, False, True),
         ((6, 1), torch.float16, True, False),
         ((9, 0), torch.float64, True, False),
     ],

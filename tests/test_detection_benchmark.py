@@ -267,10 +267,7 @@ def small_detector() -> nn.Module:
 def test_two_processes_share_every_batch_and_train_one_detector(folder: Path) -> None:
     assert [code for code, said in together(SHARE.format(folder=str(folder)))] == [0, 0]
     (ours, moved, mine), (theirs, _, other) = (torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1))
-    assert [len(set(a) | set(b)) for a, b in zip(ours, theirs, strict=True)] == [
-        4,
-        4,
-    ]  # steps of 4 pictures, 6 there are
+    assert [len(set(a) | set(b)) for a, b in zip(ours, theirs, strict=True)] == [4, 4]  # of 6 pictures, once an epoch
     assert moved == len(list(small_detector().parameters()))
     assert all(torch.equal(mine[key], other[key]) for key in mine)
 
@@ -373,6 +370,44 @@ def test_what_cells_share_can_be_made_beforehand(folder: Path, monkeypatch: pyte
     detection.main([*common, "--rows", "first"])
     assert len(trained) == 1
     assert (work / "cells" / "first-2x-seed0.json").exists()
+
+
+def test_cells_of_a_table_are_known_where_its_detectors_are_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On another machine the table goes on with other seeds: a baseline trained again would be another one."""
+    first, second = folder / "first" / "detection.json", folder / "second" / "detection.json"
+    common = ["table", *given(folder), "--speedups", "2", "--rows", "first"]
+    detection.main([*common, "--work", str(folder / "here"), "--out", str(first.parent), "--seeds", "0"])
+    before = json.loads(first.read_text())
+    there = [*common, "--work", str(folder / "there"), "--out", str(second.parent), "--known", str(first)]
+    detection.main([*there, "--seeds", "1"])
+    after = json.loads(second.read_text())
+    assert after["seeds"] == [0, 1]
+    assert [row["cells"][0] for row in after["rows"]] == [row["cells"][0] for row in before["rows"]]
+    assert {path.stem for path in (folder / "there" / "cells").iterdir()} == {"baseline-seed1", "first-2x-seed1"}
+    capsys.readouterr()
+    detection.main([*there, "--seeds", "0"])
+    assert "first-2x-seed0: known" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="give a seed that the table does not have"):
+        detection.main([*there, "--seeds", "0", "--rows", "after"])
+    with pytest.raises(SystemExit, match="was measured with other settings"):
+        detection.main([*there, "--seeds", "2", "--epochs", "2"])
+    with pytest.raises(SystemExit, match=r"nowhere\.json' is no file"):
+        detection.main([*there, "--known", str(folder / "nowhere.json")])
+
+
+def test_a_detector_that_was_kept_but_not_judged_is_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = folder / "work"
+    common = ["table", *given(folder), "--work", str(work), "--seeds", "0", "--only", "baseline"]
+    detection.main(common)
+    cell = work / "cells" / "baseline-seed0.json"
+    cell.unlink()
+    monkeypatch.setattr(detection_table, "train", lambda *_: pytest.fail("it is trained"))
+    with pytest.raises(SystemExit, match="was trained with other settings"):
+        detection.main([*common, "--epochs", "2"])
+    detection.main(common)
+    assert cell.exists()
 
 
 def test_a_detector_without_its_description_is_refused(tmp_path: Path) -> None:

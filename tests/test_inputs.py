@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import leanconv
 from leanconv.calibrate import inputs as inputs_module
 from leanconv.calibrate.batches import Batch, Batches, take
-from leanconv.calibrate.inputs import Inputs, Travel, pieces_of, travelling
+from leanconv.calibrate.inputs import Inputs, Travel, pieces_of, staged_copy, travelling
 from leanconv.calibrate.memory import Memory, device_share
 from tests.conftest import plain_network, smooth_images
 
@@ -29,8 +29,14 @@ def test_pieces_are_known_by_their_places_among_the_images() -> None:
 def test_what_is_not_read_yet_is_not_at_hand() -> None:
     """A loader decodes when it is asked, beside the network."""
     images = list(torch.rand(6, 3, 8, 8))
-    assert take(DataLoader(images, batch_size=2)).at_hand() == []  # type: ignore[arg-type]
-    assert [batch.size for batch in take([torch.stack(images[:4]), torch.stack(images[4:])]).at_hand()] == [4, 2]
+    loaded = take(DataLoader(images, batch_size=2))  # type: ignore[arg-type]
+    assert loaded.at_hand() == []
+    assert not loaded.all_read
+    given = take([torch.stack(images[:4]), torch.stack(images[4:])])
+    assert [batch.size for batch in given.at_hand()] == [4, 2]
+    assert given.all_read
+    assert len(list(loaded)) == 3
+    assert loaded.all_read
 
 
 def test_nothing_travels_to_a_cpu() -> None:
@@ -39,6 +45,28 @@ def test_nothing_travels_to_a_cpu() -> None:
         travel.send(take([torch.rand(4, 3, 8, 8)]), 1 << 30)
         assert travel.bytes == 0 == device_share(cpu, 10**9)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("leanconv-images")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_a_piece_travels_in_parts_and_arrives_whole(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs_module, "STAGE", 100)  # bytes
+    taken = []
+
+    def stage(count: int) -> Tensor:
+        taken.append(count)
+        return torch.empty(count, dtype=dtype)
+
+    piece = (100 * torch.rand(3, 2, 5, 7)).to(dtype)
+    moved = torch.zeros_like(piece)
+    staged_copy(piece, moved, stage)
+    assert torch.equal(moved, piece)
+    assert sum(taken) == piece.numel()
+    assert max(taken) * piece.element_size() <= 100
+    taken.clear()
+    turned, moved = piece.transpose(1, 3), torch.zeros_like(piece.transpose(1, 3))
+    staged_copy(turned, moved, stage)
+    assert torch.equal(moved, turned)
+    assert not taken
 
 
 class ReadsValues(nn.Module):
@@ -61,9 +89,11 @@ class TestOnAGpu:
     def test_the_network_is_the_same(self, kind: str, memory: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
         model = (plain_network() if kind == "cut" else ReadsValues()).cuda()
         images = list(smooth_images(60, 32).split(7))
-        made = []
+        made, taken, take = [], [], Travel.take
+        monkeypatch.setattr(Travel, "take", lambda self, key: taken.append(found := take(self, key)) or found)
         for sends in (True, False):
             if not sends:
+                assert any(found is not None for found in taken)
                 monkeypatch.setattr(Travel, "send", lambda *_: None)
             made.append(leanconv.accelerate(model, images, 2.0, samples=2000, memory=memory, progress=False).model)
         ours, theirs = (network.state_dict() for network in made)
@@ -83,9 +113,10 @@ class TestOnAGpu:
             assert second.stride() == layout.stride()
             assert travel.take((8, 4)) is travel.take((0, 4)) is None
 
-    def test_a_device_without_room_gets_them_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("nothing can be pinned")])
+    def test_what_does_not_arrive_comes_later(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: object) -> None:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
 
         monkeypatch.setattr(inputs_module, "_carried", full)
         images, device = torch.rand(8, 3, 16, 16), torch.device("cuda:0")

@@ -154,7 +154,7 @@ def accelerate(
 
                 def set_out(batches: Batches) -> None:
                     if options.scheme != "3c":  # it goes through parts of them first
-                        travel.send(batches, int(SHARE * share))
+                        travel.send(batches, int(SHARE * min(share, device_share(place, None))))
 
                 batches, job = _prepared(model, images, options, place, team, set_out)
                 team.same("arguments", [options.to_json(), workdir is None])
@@ -173,7 +173,9 @@ def accelerate(
                             original=job.original,
                             batches=batches,
                             options=job.options,
-                            memory=Memory(place, limit, None if work is None else work.folder, share),
+                            memory=Memory(
+                                place, limit, None if work is None else work.folder, share if travel.bytes else None
+                            ),
                             travel=travel,
                             team=team,
                             work=work,
@@ -189,6 +191,7 @@ def accelerate(
                 if kind_of(model) is not None:
                     seen_as_detector(result.model)
                 result.model.to(device_of(model))
+                travel.end()
                 if options.refine == "distill":
                     with clock.stage("distilling"):
                         result = distilled(

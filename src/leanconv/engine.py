@@ -45,7 +45,8 @@ from leanconv.workdir import Workdir
 CACHED = 32 << 20
 # On a GPU they are joined until it has about so many, if it has room for many such.
 LAUNCH = 1 << 30
-SEVERAL = 3  # batches there should be then
+SEVERAL = 6  # batches there should be then: while the first one is read and travels the GPU has nothing to do;
+AT_HAND = 3  # so many where images were read before, and have set out
 
 Solve = Callable[[str, Responses, Responses], Fit]  # layer, target, given
 
@@ -138,8 +139,8 @@ class Engine:
         elif self.device.type == "cuda":
             # Few large launches: Python takes longer to ask for a small one than the GPU to do it.
             there = torch.cuda.get_device_properties(self.device).total_memory
-            # But several batches: the images of the first one travel while the GPU has nothing to do.
-            few = -(-self.batches.images // (SEVERAL * self.team.world))
+            several = AT_HAND if self.batches.all_read else SEVERAL
+            few = -(-self.batches.images // (several * self.team.world))
             self.batches.join(max(1, min(min(LAUNCH, there // 64) // largest, few)))
 
     def targets(self, probes: list[Probe]) -> Samples:
@@ -147,8 +148,9 @@ class Engine:
         known, largest = ({}, None) if self.work is None else self.work.described()
         names = [probe.site.name for probe in probes]
         if self.team.share(all(name in known for name in names)):
-            if largest := self.team.share(largest):  # batches as they were
+            if largest := self.team.share(largest):  # batches as they were; a GPU was short of memory
                 self.batches.cut(largest)
+                self.inputs.drop_all()
             if self.work is None:  # the lead has them
                 return Samples(self.memory)
             return Samples.stored(self.memory, self.work.samples, {name: known[name] for name in names})
@@ -167,8 +169,9 @@ class Engine:
         return self.responses(self.teacher.network, [self.teacher.probes[name] for name in names], "original network")
 
     def responses(self, network: nn.Module, probes: list[Probe], title: str, folder: Path | None = None) -> Samples:
-        """Responses of ``probes`` over all images, at the lead. Where the device runs out of memory batches are halved,
-        and the pass begins anew: what was seen in other batches is not quite the same."""
+        """Responses of ``probes`` over all images, at the lead. Where the device runs out of memory images are kept
+        there no more, then batches are halved, and the pass begins anew: what was seen in other batches is not quite
+        the same."""
         while True:
             samples = Samples(self.memory, folder)
             try:
@@ -177,8 +180,9 @@ class Engine:
                 return samples
             except Exception as error:
                 samples.close()
-                self.inputs.drop_all()
-                if self.team.world > 1 or not out_of_memory(error) or not self.batches.halve():
+                if self.team.world > 1 or not out_of_memory(error):
+                    raise
+                if not self.inputs.drop_all() and not self.batches.halve():
                     raise
 
     def _observed(self, network: nn.Module, probes: list[Probe], title: str, samples: Samples) -> None:

@@ -64,11 +64,10 @@ def parse_device(device: torch.device | str) -> torch.device:
         place = torch.device(device)
         if place.type == "meta":
             raise RuntimeError("it holds no values")
-        torch.empty(0, device=place)
+        return torch.empty(0, device=place).device  # "cuda" is one of several, and images may be there already
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise LeanconvError(f"device={str(device)!r} cannot be used here ({reason}); try 'cpu'.") from None
-    return place
 
 
 def copied(model: nn.Module, *, share: bool = False) -> nn.Module:

@@ -105,6 +105,10 @@ class Batches:
         return list(self._items)
 
     @property
+    def all_read(self) -> bool:
+        return self._source is None
+
+    @property
     def steps(self) -> int:
         """About how many batches there are, for progress."""
         size = self._items[0].size if self._items else CUT

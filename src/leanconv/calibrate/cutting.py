@@ -33,12 +33,13 @@ def suits_channels_last(sample: Any, probes: Sequence[Probe], device: torch.devi
 
 
 def _quicker(device: torch.device, dtype: torch.dtype) -> bool:
-    """On a GPU it is its tensor cores that want channels last. float32 goes there as TF32 only, where that is allowed
-    and the GPU has it (from compute capability 8.0 on; half precision from 7.0)."""
+    """On a GPU it is NVIDIA's tensor cores that want channels last: float16 from compute capability 7.0 on, bfloat16
+    and float32, which goes there as TF32 where that is allowed, from 8.0."""
     if device.type != "cuda":
         return device.type == "cpu"
-    cores = torch.cuda.get_device_capability(device)
-    return cores >= (8, 0) and torch.backends.cudnn.allow_tf32 if dtype == torch.float32 else cores >= (7, 0)
+    if torch.version.hip is not None or (dtype == torch.float32 and not torch.backends.cudnn.allow_tf32):
+        return False
+    return torch.cuda.get_device_capability(device) >= ((7, 0) if dtype == torch.float16 else (8, 0))
 
 
 def tape_of(

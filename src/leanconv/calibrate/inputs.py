@@ -8,7 +8,7 @@ looked at, on a thread and a stream of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,12 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leanconv.calibrate.batches import Batch, Batches, out_of_memory, to_device
+from leanconv.calibrate.batches import Batch, Batches, to_device
 from leanconv.calibrate.memory import Memory
 from leanconv.network.recording import tensors
 
-# Images are kept on the device within this share of what may be kept there: frontiers want the rest.
+# Images set out within this share of what may be kept on the device, and later ones are kept there if they take no more
+# of what is left then: frontiers want room, too.
 SHARE = 0.5
+# Bytes of an image's way through memory that the device reads by itself. The system has not much of that to give.
+STAGE = 32 << 20
 
 Key = tuple[int, int]  # number of the first image of a piece, images
 
@@ -65,16 +68,15 @@ class Travel:
                 self._sent[key] = self._thread.submit(_carried, piece, self._device, stream), piece.nbytes
 
     def take(self, key: Key) -> Tensor | None:
-        """A piece that was sent, once: waits until it is there. None if it was not, or the device had no room."""
+        """A piece that was sent, once: waits until it is there. None if it was not, or did not arrive."""
         sent = self._sent.pop(key, None)
         if sent is None:
             return None
         try:
             found = sent[0].result()
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            self.end()  # whatever else was on its way would find no room either
+        except Exception:
+            # The device has no room, or the system no memory to stage in. The ordinary way says so if it is worse.
+            self.end()
             return None
         now = torch.cuda.current_stream(self._device)
         now.wait_event(found.there)
@@ -100,17 +102,24 @@ def travelling(device: torch.device) -> Iterator[Travel]:
 def _carried(piece: Tensor, device: torch.device, stream: torch.cuda.Stream) -> _Travelled:
     """By way of memory the device reads by itself: the driver's own way there stops what Python asks for meanwhile."""
     with torch.cuda.stream(stream):
-        staged = torch.empty_like(piece, pin_memory=True)
-        if piece.is_contiguous():
-            # One thread is enough: torch's copy would take all cores from whoever looks at the network.
-            np.copyto(_bytes_of(staged), _bytes_of(piece.detach()))
-        else:
-            staged.copy_(piece.detach())
-        return _Travelled(staged.to(device, non_blocking=True), stream.record_event())
+        moved = torch.empty_like(piece, device=device, requires_grad=False)
+        staged_copy(piece, moved, lambda count: torch.empty(count, dtype=piece.dtype, pin_memory=True))
+        return _Travelled(moved, stream.record_event())
 
 
-def _bytes_of(tensor: Tensor) -> Any:
-    return tensor.view(-1).view(torch.uint8).numpy()
+def staged_copy(piece: Tensor, moved: Tensor, stage: Callable[[int], Tensor]) -> None:
+    """``piece`` into ``moved``, part by part through what ``stage`` gives for so many numbers."""
+    piece = piece.detach()
+    if not piece.is_contiguous():
+        moved.copy_(piece)
+        return
+    source, goal, most = piece.view(-1), moved.view(-1), max(1, STAGE // piece.element_size())
+    for begin in range(0, len(source), most):
+        part = source[begin : begin + most]
+        staged = stage(len(part))
+        # One thread is enough: torch's copy would take all cores from whoever looks at the network.
+        np.copyto(staged.view(torch.uint8).numpy(), part.view(torch.uint8).numpy())
+        goal[begin : begin + most].copy_(staged, non_blocking=True)
 
 
 class Inputs:
@@ -119,6 +128,7 @@ class Inputs:
     def __init__(self, memory: Memory, travel: Travel):
         self._memory, self._travel = memory, travel
         self._kept: dict[Key, Any] = {}
+        self._keeps = True
         if travel.bytes:
             memory.take_back("device", travel.bytes)
 
@@ -141,7 +151,7 @@ class Inputs:
             if sent > self._travel.bytes:  # what did not arrive takes no room
                 self._memory.release("device", sent - self._travel.bytes)
             found = self._moved(piece)
-            if self._memory.reserve(_bytes(found), share=SHARE, among=("device",)) is None:
+            if not self._keeps or self._memory.reserve(_bytes(found), share=SHARE, among=("device",)) is None:
                 return found
         self._kept[key] = found
         return found
@@ -167,13 +177,15 @@ class Inputs:
             if kept is not None:
                 self._memory.release("device", _bytes(kept))
 
-    def drop_all(self) -> None:
-        """The device is short of memory: keep none."""
+    def drop_all(self) -> bool:
+        """The device is short of memory: keep none any more. Whether there were some."""
         kept = self._travel.bytes + sum(map(_bytes, self._kept.values()))
         if kept:
             self._memory.release("device", kept)
         self._travel.end()
         self._kept.clear()
+        self._keeps = False
+        return kept > 0
 
 
 def pieces_of(batch: Batch) -> Iterator[tuple[Key, Any]]:

@@ -87,7 +87,7 @@ class Memory:
         self._free[place] += size
 
     def take_back(self, place: Place, size: int) -> None:
-        """What was just released is needed after all."""
+        """Whatever is free: it is there already, or was just released and is needed after all."""
         self._free[place] -= size
 
     def shrink(self, place: Place) -> None:

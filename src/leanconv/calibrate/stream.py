@@ -49,6 +49,14 @@ class Rerun:
     order: list[str]
 
     def pieces(self, probe: Probe, step: Callable[[], None]) -> list[Piece]:
+        try:
+            return self._pieces(probe, step)
+        except Exception as error:
+            if not out_of_memory(error) or not self.inputs.drop_all():
+                raise
+        return self._pieces(probe, step)  # with the room the images took
+
+    def _pieces(self, probe: Probe, step: Callable[[], None]) -> list[Piece]:
         found: list[Piece] = []
         observe(
             self.model,
