@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from leanconv import engine as engine_module
-from leanconv.calibrate.batches import take
+from leanconv.calibrate import cutting as cutting_module
+from leanconv.calibrate.batches import Batch, take
 from leanconv.calibrate.cutting import suits_channels_last
 from leanconv.calibrate.patches import Chosen
 from leanconv.calibrate.probe import Probe
@@ -92,6 +93,19 @@ class Views(nn.Module):
         elif self.way == "memory":  # no error: other numbers
             x = x.as_strided(x.shape, (channels * height * width, height * width, width, 1))
         return self.rest(x)  # type: ignore[no-any-return]
+
+
+def test_a_plain_run_to_compare_with_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, usual = [], cutting_module._pass
+
+    def counted(model: nn.Module, batch: Batch, *rest: Any) -> None:
+        plain.append(batch.size == 2 and not batch.channels_last)
+        usual(model, batch, *rest)
+
+    monkeypatch.setattr(cutting_module, "_pass", counted)
+    run(Views("flat").eval(), smooth_images(24, 32))
+    assert len(plain) > 1
+    assert plain.count(True) == 1
 
 
 @pytest.mark.parametrize("way", ["flat", "several", "memory"])

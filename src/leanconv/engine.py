@@ -24,7 +24,7 @@ from leanconv.calibrate.cutting import Cutting, cutting, suits_channels_last, ta
 from leanconv.calibrate.heap import give_back
 from leanconv.calibrate.inputs import Inputs, Travel
 from leanconv.calibrate.memory import Memory
-from leanconv.calibrate.observe import observe
+from leanconv.calibrate.observe import Seen, observe
 from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Joining, Piece, Samples
@@ -113,21 +113,22 @@ class Engine:
         """Find out how the network can be run."""
         with self.clock.stage("preparing"):
             sample = self.batches.sample()
-            found = self._channels_last(sample, probes)
+            plain: dict[str, Seen] = {}  # seen once, however often it is compared with
+            found = self._channels_last(sample, probes, plain)
             last = found is not None
             self.batches.channels_last(sample if last else None)
-            self.cutting = found = found or cutting(self.original, sample, probes, self.device)
+            self.cutting = found = found or cutting(self.original, sample, probes, self.device, plain)
             if found.tape is not None:
                 self.tapes = Tapes(found.tape, Batch(0, len(sample), (sample,), last))
             if found.one_by_one and found.largest:
                 self._regroup(found.largest)
 
-    def _channels_last(self, sample: Any, probes: list[Probe]) -> Cutting | None:
+    def _channels_last(self, sample: Any, probes: list[Probe], plain: dict[str, Seen]) -> Cutting | None:
         """How the network can be run on channels-last images, where that suits the device and every process."""
         found: Cutting | None = None
         if suits_channels_last(sample, probes, self.device):
             with suppress(LeanconvError):  # a network that views its maps in another way does not take them
-                found = cutting(self.original, sample, probes, self.device, True)
+                found = cutting(self.original, sample, probes, self.device, plain, True)
         taken = found is not None and found.reason is None
         return found if all(self.team.words(taken)) else None
 

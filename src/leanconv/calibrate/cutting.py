@@ -89,9 +89,15 @@ class Cutting:
 
 
 def cutting(
-    model: nn.Module, sample: Any, probes: Sequence[Probe], device: torch.device, channels_last: bool = False
+    model: nn.Module,
+    sample: Any,
+    probes: Sequence[Probe],
+    device: torch.device,
+    plain: dict[str, Seen],
+    channels_last: bool = False,
 ) -> Cutting:
-    """Find out on a ``sample`` of the images, taken in parts ``channels_last`` or as they are.
+    """Find out on a ``sample`` of the images, taken in parts ``channels_last`` or as they are. ``plain``: what the
+    sites see in a plain run of it, or empty, to be filled.
 
     The network is taped on one image and replayed on all. Every site must then receive what it does in a plain run of
     the images as they are, and have the same added to it, but for rounding. If not, batches matter: it is taped on the
@@ -102,7 +108,7 @@ def cutting(
             size = len(sample) if isinstance(sample, (list, Tensor)) else len(next(tensors(sample)))
             batch = Batch(0, size, (sample,), channels_last)
             if isinstance(sample, Tensor) and size > 1:
-                found = _taped_alone(model, batch, probes, device)
+                found = _taped_alone(model, batch, probes, device, plain)
                 if found is not None:
                     return found
             other = replace(batch, pieces=(map_tensors(_other, sample),))
@@ -132,11 +138,14 @@ def _something_else(layer: str) -> str:
     return f"run again in parts it gives layer {layer!r} something else"
 
 
-def _taped_alone(model: nn.Module, sample: Batch, probes: Sequence[Probe], device: torch.device) -> Cutting | None:
-    """On a tape of the first image; None where what becomes of an image depends on its company."""
-    wanted: dict[str, Seen] = {}
+def _taped_alone(
+    model: nn.Module, sample: Batch, probes: Sequence[Probe], device: torch.device, wanted: dict[str, Seen]
+) -> Cutting | None:
+    """On a tape of the first image; None where what becomes of an image depends on its company. ``wanted``: of the
+    sample as it was given, filled if it is empty."""
     alone: dict[str, Seen] = {}
-    _pass(model, sample.as_given(), probes, device, wanted)
+    if not wanted:
+        _pass(model, sample.as_given(), probes, device, wanted)
     tape = tape_of(model, sample.part(0, 1), probes, device, alone)
     if _different(alone, wanted, slice(0, 1)) is not None:
         return None
