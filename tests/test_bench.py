@@ -1,11 +1,9 @@
-"""Timing: the statistics on made-up times, the order of calls, the runtimes' answers, and the command."""
+"""Timing networks side by side, layer by layer, and from the command line."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +12,12 @@ import torch
 from torch import nn
 
 import leanconv
-from leanconv.bench import runtimes
 from leanconv.bench.comparison import bench
 from leanconv.bench.layers import layer_times, replaced
-from leanconv.bench.machine import machine, threads_set
-from leanconv.bench.measure import LEAST, WINDOW, interleaved, paired_ratio, settled, timing
-from leanconv.bench.memory import peak_bytes
 from leanconv.bench.runtimes import RUNTIMES, Conditions
 from leanconv.cli.main import run
-from tests.conftest import plain_network, smooth_images
-
-CPU = Conditions(device=torch.device("cpu"))
+from tests.conftest import smooth_images
+from tests.test_runtimes import accelerated  # noqa: F401
 
 NETWORK = """
 import torch
@@ -42,29 +35,6 @@ def grey():
 """
 
 
-class FakeClock:
-    """Time that passes only when something is said to take it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def taking(self, seconds: float, calls: list[str], name: str) -> Any:
-        def call() -> None:
-            calls.append(name)
-            self.now += seconds
-
-        return call
-
-
-@pytest.fixture(scope="module")
-def accelerated() -> tuple[nn.Module, leanconv.Accelerated]:
-    model = plain_network()
-    return model, leanconv.accelerate(model, smooth_images(), 2, solver="linear", samples=200, progress=False)
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "net.py").write_text(NETWORK)
@@ -77,243 +47,6 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     with pytest.raises(SystemExit) as end:
         run()
     return int(end.value.code or 0)
-
-
-# Statistics
-
-
-def test_times_that_never_vary_have_no_interval_and_no_noise() -> None:
-    found = timing([0.25] * 9)
-    assert (found.median, found.low, found.high, found.spread, found.noisy) == (0.25, 0.25, 0.25, 0.0, False)
-
-
-def test_the_spread_is_the_interquartile_range_over_the_median() -> None:
-    found = timing([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert found.median == 3.0
-    assert found.spread == pytest.approx((4.0 - 2.0) / 3.0)
-    assert found.noisy
-    assert found.low >= 1.0
-    assert found.high <= 5.0
-    assert found.low < found.median < found.high
-
-
-def test_the_interval_of_a_median_holds_the_true_one_about_as_often_as_it_says() -> None:
-    generator = torch.Generator().manual_seed(0)
-    drawn = (torch.randn(200, 40, generator=generator) * 0.1 + 1).tolist()
-    found = [timing(times) for times in drawn]
-    share = sum(one.low <= 1.0 <= one.high for one in found) / len(found)
-    assert 0.9 <= share <= 0.995
-
-
-def test_what_slows_both_down_cancels_in_the_ratio() -> None:
-    moods = [1.0, 3.0, 1.5, 2.0, 10.0, 1.2, 1.1]
-    found = paired_ratio([4 * mood for mood in moods], moods)
-    assert found.value == pytest.approx(4)
-    assert (found.low, found.high) == pytest.approx((4, 4))
-    shuffled = paired_ratio([4 * mood for mood in moods], moods[::-1][3:] + moods[::-1][:3])
-    assert shuffled.low < 4 < shuffled.high
-
-
-def test_the_same_times_give_the_same_interval() -> None:
-    times = [1.0, 1.3, 0.9, 1.1, 1.2, 1.05]
-    assert timing(times) == timing(times)
-
-
-def test_falling_times_are_not_settled() -> None:
-    assert not settled([8.0, 7.0, 6.0, 5.0, 4.0, 3.0])
-    assert not settled([1.0] * (2 * WINDOW - 1))
-    assert settled([9.0, 5.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-    assert settled([1.0, 1.0, 1.0, 1.2, 1.2, 1.2])
-
-
-# Taking turns
-
-
-def test_every_round_has_everyone_once_and_the_order_is_drawn() -> None:
-    clock, calls = FakeClock(), []
-    found = interleaved(
-        {"a": clock.taking(0.01, calls, "a"), "b": clock.taking(0.02, calls, "b")}, seconds=3, clock=clock
-    )
-    rounds = [tuple(calls[i : i + 2]) for i in range(0, len(calls), 2)]
-    assert all(sorted(one) == ["a", "b"] for one in rounds)
-    both = Counter(rounds)
-    assert both["a", "b"] > len(rounds) / 4
-    assert both["b", "a"] > len(rounds) / 4
-    assert found.times["a"] == pytest.approx([0.01] * len(found.times["a"]))
-    assert found.times["b"] == pytest.approx([0.02] * len(found.times["a"]))
-    assert found.settled
-    assert found.warm_up == 2 * WINDOW
-    assert len(rounds) == found.warm_up + len(found.times["a"])
-    assert 0.03 * len(found.times["a"]) == pytest.approx(3, abs=0.04)
-
-
-def test_a_slow_network_is_still_measured_a_few_times() -> None:
-    clock, calls = FakeClock(), []
-    found = interleaved({"slow": clock.taking(100.0, calls, "slow")}, seconds=1, clock=clock)
-    assert len(found.times["slow"]) == LEAST
-    assert found.warm_up == 1
-    assert not found.settled
-
-
-def test_what_a_call_leaves_running_is_waited_for_within_its_time() -> None:
-    clock, calls = FakeClock(), []
-    left = [0.0]
-
-    def launch() -> None:
-        left[0] = 0.5
-
-    def finish() -> None:
-        clock.now += left[0]
-        left[0] = 0.0
-
-    found = interleaved({"gpu": launch}, seconds=3, clock=clock, finish=finish)
-    assert calls == []
-    assert set(found.times["gpu"]) == {0.5}
-
-
-# The machine
-
-
-def test_threads_are_put_back_whatever_happens() -> None:
-    before = torch.get_num_threads()
-    with threads_set(before + 2) as inside:
-        assert inside == torch.get_num_threads() == before + 2
-    assert torch.get_num_threads() == before
-    with pytest.raises(RuntimeError, match="broken"), threads_set(before + 1):
-        raise RuntimeError("broken")
-    assert torch.get_num_threads() == before
-
-
-def test_the_machine_is_named() -> None:
-    found = machine(torch.device("cpu"), 3)
-    assert found["cpu"]
-    assert found["threads"] == 3
-    assert found["gpu"] is None
-    assert found["torch"] == torch.__version__
-
-
-def test_memory_on_a_cpu_is_what_is_alive_at_once() -> None:
-    class Chain(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for _ in range(5):
-                x = (x + 1).relu_()  # at most two of them at a time
-            return x.flatten(1)
-
-    x = torch.zeros(1, 1, 10, 10)
-    assert peak_bytes(Chain(), x, None, torch.device("cpu")) == 400 + 2 * 400
-    weights = nn.Sequential(nn.Linear(10, 5, bias=False))
-    assert peak_bytes(weights, torch.zeros(1, 10), None, torch.device("cpu")) == 4 * (50 + 10 + 5)
-
-
-# Runtimes
-
-
-@pytest.mark.parametrize("name", ["torch", "onnxruntime", "openvino"])
-def test_every_runtime_gives_torchs_answers(name: str, accelerated: tuple[nn.Module, leanconv.Accelerated]) -> None:
-    if name != "torch":
-        pytest.importorskip(name, reason=f"{name} is an extra")
-        pytest.importorskip("onnxscript", reason="writing ONNX is an extra")
-    pictures = smooth_images(3)
-    model = accelerated[1].model
-    RUNTIMES[name].refuse(model, CPU)
-    answer = RUNTIMES[name].prepare(model, pictures, CPU)()
-    found = answer if name == "torch" else torch.as_tensor(answer[0])
-    with torch.no_grad():
-        torch.testing.assert_close(found, model(pictures), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_gives_the_same_answers_and_says_its_memory(accelerated: tuple[nn.Module, leanconv.Accelerated]) -> None:
-    model, result = accelerated
-    pictures = smooth_images(3)
-    for name in ("torch", "torch-compile", "torch-cudagraph", "torch-kernels"):
-        RUNTIMES[name].refuse(model, Conditions(device=torch.device("cuda")))
-        found = RUNTIMES[name].prepare(model, pictures, Conditions(device=torch.device("cuda")))()
-        with torch.no_grad():
-            torch.testing.assert_close(found.cpu(), model(pictures), rtol=1e-2, atol=1e-2)
-    networks = {"original": model, "accelerated": result.model}
-    asked = ["torch", "torch-cudagraph"]
-    timed = bench(networks, shape=(3, 16, 16), runtimes=asked, device="cuda", seconds=0.1, layers=True, progress=False)
-    assert timed.machine["gpu"]
-    weights = sum(4 * parameter.numel() for parameter in model.parameters())
-    memory = [one.memory["original"] for one in timed.measurements]
-    assert memory[0] is not None
-    assert memory[0] > weights
-    assert memory[1] is None
-
-
-def test_channels_last_and_dtype_are_what_the_network_sees() -> None:
-    seen: list[torch.Tensor] = []
-
-    class Looking(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.extend([x, self.conv.weight])
-            return self.conv(x)
-
-    conditions = Conditions(device=torch.device("cpu"), dtype="bfloat16", channels_last=True)
-    RUNTIMES["torch"].prepare(Looking(), torch.rand(2, 3, 8, 8), conditions)()
-    assert all(x.dtype == torch.bfloat16 and x.is_contiguous(memory_format=torch.channels_last) for x in seen)
-
-
-def test_fused_kernels_are_timed_as_a_runtime(accelerated: tuple[nn.Module, leanconv.Accelerated]) -> None:
-    """On a CPU the layers they are put into answer as before."""
-    model, result = accelerated
-    pictures = smooth_images(3)
-    for network in (model, result.model):
-        found = RUNTIMES["torch-kernels"].prepare(network, pictures, Conditions(device=torch.device("cpu")))()
-        with torch.no_grad():
-            torch.testing.assert_close(found, network(pictures), rtol=1e-4, atol=1e-4)
-
-
-SIGNALLED = """
-import faulthandler, signal, subprocess, torch
-from torch import nn
-from leanconv.bench.runtimes import RUNTIMES, Conditions
-faulthandler.enable()  # as pytest and many servers do: signals get a stack of their own
-signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's data loaders do
-x, conditions = torch.rand(1, 3, 16, 16), Conditions(device=torch.device("cpu"))
-network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
-calls = [RUNTIMES["openvino"].prepare(network, x, conditions) for _ in range(2)]
-[call() for call in calls]
-while calls:
-    calls.pop(0)  # in the order they were made
-for _ in range(20):
-    subprocess.run(["true"], check=True)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux's signals")
-def test_openvino_leaves_signals_alone() -> None:
-    """A process that ends sends a signal, which is handled on the stack that was there before."""
-    pytest.importorskip("openvino")
-    done = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-@pytest.mark.parametrize(("runtime", "extra"), [("onnxruntime", "onnx"), ("openvino", "openvino")])
-def test_what_is_not_installed_is_named_with_its_extra(
-    runtime: str, extra: str, monkeypatch: pytest.MonkeyPatch, network: nn.Module
-) -> None:
-    monkeypatch.setitem(sys.modules, runtime, None)  # importing it then fails
-    with pytest.raises(leanconv.LeanconvError, match=rf"pip install 'leanconv\[{extra}\]'"):
-        bench({"a": network}, shape=(3, 16, 16), runtimes=[runtime], progress=False)
-
-
-def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch, network: nn.Module) -> None:
-    monkeypatch.setattr(runtimes.shutil, "which", lambda name: None)
-    with pytest.raises(leanconv.LeanconvError, match=r"C\+\+ compiler"):
-        RUNTIMES["torch-compile"].refuse(network, CPU)
-
-
-def test_compiling_on_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch, network: nn.Module) -> None:
-    monkeypatch.setattr(runtimes.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(leanconv.LeanconvError, match="needs Triton"):
-        RUNTIMES["torch-compile"].refuse(network, Conditions(device=torch.device("cuda")))
 
 
 # Both networks

@@ -167,15 +167,18 @@ def accelerate(
                         _begin(work, model, batches, options, team, place)
                 report = reporter(progress and team.lead)
 
+                def room() -> Memory:
+                    """Of what is free now, but for what has set out before it was asked."""
+                    folder = None if work is None else work.folder
+                    return Memory(place, limit, folder, share if travel.bytes else None)
+
                 def run(job: Job, batches: Batches, teacher: Teacher | None = None) -> Accelerated:
                     return job.run(
                         Engine(
                             original=job.original,
                             batches=batches,
                             options=job.options,
-                            memory=Memory(
-                                place, limit, None if work is None else work.folder, share if travel.bytes else None
-                            ),
+                            memory=room(),
                             travel=travel,
                             team=team,
                             work=work,
@@ -197,7 +200,7 @@ def accelerate(
                         result = distilled(
                             result,
                             model,
-                            joined(batches, Memory(place, limit, None if work is None else work.folder)),
+                            joined(batches, room()),
                             steps=options.steps,
                             seed=options.seed,
                             device=place,
