@@ -142,7 +142,7 @@ def test_missing_figures_are_asked_for_like_those_there_are(saved: Path) -> None
     assert remarks[-1] == "MODEL stands for the original of third, as file.py:callable"
 
 
-def test_the_command_that_records_works_as_printed(place: Path, leanconv_command) -> None:
+def test_the_command_that_records_works_as_printed(place: Path, leanconv_command) -> None:  # noqa: F811
     assert leanconv_command(f"{ACCELERATE} --out fast --quiet")[0] == 0
     _, out, _ = leanconv_command("compare fast")
     (command,) = re.findall(r"record it: leanconv (.*)", out)
@@ -152,7 +152,7 @@ def test_the_command_that_records_works_as_printed(place: Path, leanconv_command
     assert "no accuracy" not in leanconv_command("compare fast")[1]
 
 
-def test_weights_of_the_original_are_part_of_the_command(place: Path, leanconv_command) -> None:
+def test_weights_of_the_original_are_part_of_the_command(place: Path, leanconv_command) -> None:  # noqa: F811
     own = open_network("net.py:build", None, None, None, default_weights="none").model
     safetensors.torch.save_file(own.state_dict(), "own.safetensors")
     assert leanconv_command(f"{ACCELERATE} --weights own.safetensors --out fast --quiet")[0] == 0
@@ -169,7 +169,7 @@ def test_different_originals_are_said(saved: Path) -> None:
     )
 
 
-def test_networks_of_different_names_are_said(place: Path, leanconv_command) -> None:
+def test_networks_of_different_names_are_said(place: Path, leanconv_command) -> None:  # noqa: F811
     (place / "two.py").write_text((place / "net.py").read_text())
     assert leanconv_command(f"{ACCELERATE} --out one --quiet")[0] == 0
     assert leanconv_command(f"{ACCELERATE.replace('net.py', 'two.py')} --out two --quiet")[0] == 0
@@ -200,7 +200,7 @@ def test_figures_that_cannot_be_compared_are_said(records: dict[str, Any], said:
 
 
 @pytest.mark.parametrize("data", [{"top1": 1}, {}, {"map": {"original": 1}, "metric": "voc"}])
-def test_a_garbled_record_is_refused(data: dict[str, Any], saved: Path, leanconv_command) -> None:
+def test_a_garbled_record_is_refused(data: dict[str, Any], saved: Path, leanconv_command) -> None:  # noqa: F811
     write_record(saved / "half", "evaluation", data)
     code, _, err = leanconv_command("compare half")
     assert code == 2
