@@ -70,7 +70,8 @@ def markdown(cells: list[dict[str, Any]]) -> str:
     for name in dict.fromkeys(one["model"] for one in cells):
         own = sorted((one for one in cells if one["model"] == name), key=lambda one: [str(part) for part in key(one)])
         lines += [
-            f"`python benchmarks/three_c.py --model {name}` on {', '.join(sorted({one['machine'] for one in own}))}: "
+            f"`python benchmarks/three_c.py --model {name}`, --samples and --limit as in the columns, on "
+            f"{', '.join(sorted({one['machine'] for one in own}))}: "
             "KL from the original's outputs and agreement with its first answers on pictures held out; how much was "
             "pruned, in MACs, of what was tried (KL on its own judges).",
             "",

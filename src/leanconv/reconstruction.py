@@ -61,7 +61,7 @@ def _patches(engine: Engine, dense: Probe) -> list[Tensor]:
         for batch in engine.batches:
             try:
                 with torch.no_grad():
-                    engine.original(batch.on(engine.device))
+                    engine.original(engine.inputs.get(batch))
             except _Stop:
                 x = kept.pop()
                 chosen = positions.choose(site.positions, batch.first, len(x), images=len(x) == batch.size)
