@@ -11,12 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from leanconv.calibrate.batches import Batches, check_images, take
+from leanconv.calibrate.batches import Batches, take
 from leanconv.calibrate.detections import Detections
+from leanconv.calibrate.given import check_images
 from leanconv.calibrate.heap import heap_at_hand
 from leanconv.calibrate.inputs import SHARE, travelling
 from leanconv.calibrate.memory import Memory, device_share, parse_memory
-from leanconv.engine import Clock, Engine, Teacher
+from leanconv.clock import Clock
+from leanconv.engine import Engine, Teacher
 from leanconv.entrance import check_model, copied, device_of, parse_device, quiet_collector, untouched_rng
 from leanconv.job import Job
 from leanconv.kernels.optimize import Kernels, apply, check_kernels

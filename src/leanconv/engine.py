@@ -8,9 +8,8 @@ are shared out over the processes of the team, whose lead does the solving.
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +31,7 @@ from leanconv.calibrate.script import CannotCut
 from leanconv.calibrate.stream import Cut, Rerun, Stream
 from leanconv.calibrate.tapes import Tapes
 from leanconv.calibrate.walk import Walk
+from leanconv.clock import Clock
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError
 from leanconv.fit import Fit
@@ -57,27 +57,6 @@ class Teacher:
 
     network: nn.Module
     probes: dict[str, Probe]
-
-
-@dataclass
-class Clock:
-    """Seconds a stage. A GPU is waited for, so that its work counts where it was asked for."""
-
-    device: torch.device
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        started = self._now()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - started
-
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
 
 
 @dataclass

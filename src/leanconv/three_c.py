@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from leanconv.calibrate.batches import Batches, out_of_memory, take, to_device
 from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe
-from leanconv.engine import Clock, Teacher
+from leanconv.clock import Clock
+from leanconv.engine import Teacher
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError
 from leanconv.job import Job, restore

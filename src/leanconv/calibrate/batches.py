@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
+from leanconv.calibrate.given import check_images, count_of, inputs_of
 from leanconv.errors import LeanconvError
 from leanconv.images import Pictures, Placed
 from leanconv.network.recording import map_tensors, tensors
@@ -204,7 +203,7 @@ class Batches:
                 if self._append(Batch(found.first, len(found.images), (found.images,))):
                     return True
                 continue
-            inputs = _inputs(found)
+            inputs = inputs_of(found)
             size = len(next(tensors(inputs))) if isinstance(inputs, dict) else len(inputs)
             if not size:
                 continue
@@ -261,7 +260,7 @@ def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
         images = images.split(CUT)
     if isinstance(images, Pictures):
         images = images.shard(rank, world)
-    count = _count(images)
+    count = count_of(images)
     batches = Batches(iter(images), count or 0, rank=rank, world=world)
     if count is None:
         for _ in batches:
@@ -270,51 +269,6 @@ def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
         if not batches.images:
             raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
     return batches
-
-
-def check_images(images: Any) -> None:
-    """Refuse what gives no batches."""
-    if isinstance(images, (str, os.PathLike)):
-        raise LeanconvError(
-            f"images is the path {os.fspath(images)!r}; give batches of tensors, for example a DataLoader over "
-            "torchvision's ImageFolder, or use the command 'leanconv accelerate --images PATH'."
-        )
-    if not (hasattr(images, "__iter__") or hasattr(images, "__getitem__")):
-        raise LeanconvError(
-            f"images is a {type(images).__name__}, which cannot be iterated; give batches of images, for example "
-            "a DataLoader or a list of tensors."
-        )
-
-
-def _count(images: Any) -> int | None:
-    """How many images there are, where that can be told without reading them."""
-    if isinstance(images, DataLoader) and images.batch_size and not isinstance(images.dataset, IterableDataset):
-        try:
-            count = len(images.sampler)  # type: ignore[arg-type]
-        except TypeError:
-            return None
-        return count // images.batch_size * images.batch_size if images.drop_last else count
-    return images.images if isinstance(images, Pictures) else None
-
-
-def _inputs(batch: Any) -> Any:
-    """The part of a batch the model takes: the tensor itself, or the first of (images, labels, ...)."""
-    if isinstance(batch, Tensor):
-        if batch.dim() < 2:
-            raise LeanconvError(
-                f"images gave a tensor of shape {tuple(batch.shape)}; every item must be a batch, N x C x H x W."
-            )
-        return batch
-    if isinstance(batch, (list, tuple)) and batch:
-        if all(isinstance(item, Tensor) and item.dim() == 3 for item in batch):
-            return list(batch)  # a detector's list of images of different sizes
-        if isinstance(batch[0], Tensor):
-            return _inputs(batch[0])
-    if isinstance(batch, dict) and any(True for _ in tensors(batch)):
-        return batch  # for a model that takes one
-    raise LeanconvError(
-        f"images gave a {type(batch).__name__}; every item must be a tensor of images or a tuple that starts with one."
-    )
 
 
 def to_device(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
