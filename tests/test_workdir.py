@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv import engine as engine_module
+from leanconv.calibrate.memory import write_numbers
 from leanconv.errors import LeanconvError
 from leanconv.result import Accelerated
 from leanconv.workdir import Workdir
@@ -196,6 +199,23 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, monkeypat
     assert_equal(run(None), run(tmp_path))
 
 
+def test_samples_that_find_no_room_do_not_stay_in_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+
+    def full(tensor: Tensor, file: Any) -> None:
+        written.append(file.write(b"something"))
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("leanconv.calibrate.samples.write_numbers", full)
+        with pytest.raises(LeanconvError, match=r"cannot write to workdir=.*No space left on device; make room"):
+            run(tmp_path)
+    assert len(written) == 3
+    assert files(tmp_path) == {"leanconv-work.json"}
+    assert_equal(run(None), run(tmp_path))
+
+
 @pytest.mark.parametrize(
     "name", ["leanconv-work.json", "statistics/facts.json", "spectra.json", "solved/00001.safetensors"]
 )
@@ -243,3 +263,26 @@ def test_kill_9_and_again(tmp_path: Path) -> None:
         torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(whole[0].values(), again[0].values(), strict=True)
     )
     assert not list(work.rglob("*.part"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a file that is always full")
+@pytest.mark.parametrize("count", [1, 10, 100_000])
+def test_numbers_that_find_no_room_say_so(count: int) -> None:
+    with (
+        Path("/dev/full").open("wb", buffering=0) as file,
+        pytest.raises(OSError, match="No space left on device") as caught,
+    ):
+        write_numbers(torch.rand(count), file)
+    assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1,), (5, 7)])
+def test_numbers_are_written_whole_however_little_a_write_takes(shape: tuple[int, ...]) -> None:
+    class Slow(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[:5])
+
+    file, numbers = Slow(), torch.rand(*shape)
+    write_numbers(numbers.T if numbers.dim() > 1 else numbers, file)
+    wanted = numbers.T.contiguous() if numbers.dim() > 1 else numbers
+    assert file.getvalue() == wanted.numpy().tobytes()

@@ -118,8 +118,12 @@ class Workdir:
         part = self.folder / f"{SAMPLES}{PART}"
         with self._writing():
             part.mkdir()
-            yield part
-            self._flush(part)
+            try:
+                yield part
+                self._flush(part)
+            except BaseException:
+                self._remove(part.name)  # half of them are of no use, and take room
+                raise
             self._remove(SAMPLES)
             part.rename(self.samples)
 

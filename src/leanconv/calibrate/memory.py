@@ -111,6 +111,14 @@ def _disk_folder() -> Path | None:
         return folder
 
 
+def write_numbers(tensor: Tensor, file: IO[bytes]) -> None:
+    """To an unbuffered ``file``, where it stands. A disk that is full raises an OSError that says so: numpy's own way
+    says how much it has written, and nothing where that was little."""
+    left = tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data
+    while left:
+        left = left[file.write(left) :]
+
+
 class _SpanFile:
     """One file without a name for many things: it goes when this process does, whatever ends it."""
 
@@ -122,7 +130,8 @@ class _SpanFile:
 
     def write(self, flat: Tensor) -> tuple[int, int]:
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - it lives as long as this object
+            # It lives as long as this object.
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
         span = next((span for span in self._spare if span[1] >= len(flat)), None)
         if span is None:
             span = (self._end, len(flat))
@@ -130,7 +139,7 @@ class _SpanFile:
         else:
             self._spare.remove(span)
         self._file.seek(span[0])
-        flat.cpu().numpy().tofile(self._file)
+        write_numbers(flat, self._file)
         return span
 
     def read(self, span: tuple[int, int], size: int) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leanconv.calibrate.memory import Memory, Place
+from leanconv.calibrate.memory import Memory, Place, write_numbers
 from leanconv.calibrate.probe import Responses
 from leanconv.calibrate.rows import Room, Rows
 from leanconv.errors import LeanconvError
@@ -76,13 +76,13 @@ class Samples:
                 continue
             if end not in kept.files:
                 kept.files[end] = self._file(name, end)
-            tensor.contiguous().cpu().numpy().tofile(kept.files[end])
+            write_numbers(tensor, kept.files[end])
         kept.rows += len(found.y)
 
     def _file(self, name: str, end: str) -> IO[bytes]:
         if self._folder is None:
-            return tempfile.TemporaryFile(dir=self._memory.folder)
-        return (self._folder / file_name(name, end)).open("w+b")
+            return tempfile.TemporaryFile(dir=self._memory.folder, buffering=0)
+        return (self._folder / file_name(name, end)).open("w+b", buffering=0)
 
     def get(self, name: str) -> Responses:
         """All responses of a site, in the order of the images."""
