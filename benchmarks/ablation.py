@@ -34,6 +34,7 @@ from vgg16_imagenet import machine
 
 import leanconv
 from leanconv.options import Options
+from leanconv.textfile import write_whole
 
 # Arguments of accelerate. First what the paper does, then each step alone, then added one by one. refine="closed-form"
 # is two steps; a row "without" one of them shows the other. "images": all the training set's, not 3,000 of them.
@@ -223,13 +224,6 @@ def cells_in(work: Path, place: str) -> dict[str, dict[str, Any]]:
     return {file.name.removeprefix(place): json.loads(file.read_text()) for file in files}
 
 
-def write(file: Path, found: dict[str, Any]) -> None:
-    """Whole or not at all: others may be reading."""
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(found) + "\n")
-    part.rename(file)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
@@ -277,7 +271,7 @@ def main() -> None:
                         found = {**known, "seconds": found["seconds"], "timed on": found["machine"]}
                     elif options.beside:
                         found["seconds"] = None
-                    write(file, found)
+                    write_whole(file, json.dumps(found) + "\n")
                     print(
                         f"{name} {speedup:g}x seed {seed} {row}: {found['increase']:.2f} "
                         f"({found['low']:.1f} to {found['high']:.1f}), agreement {found['agreement']:.2f}, "

@@ -170,16 +170,17 @@ class Bench:
         """Trained, or as it was kept."""
         if seed not in self._baselines:
             name = name_of(BASELINE, None, seed)
-            file, known = self._file(name), self.cell(name) is not None
-            if name in self._known:
-                raise LeanconvError(
-                    f"cells of seed {seed} in {str(self.known)!r} are compared with a detector that is not here, and a "
-                    "GPU trains another one every time; give a seed that the table does not have."
-                )
-            if file.exists():
+            file = self._file(name)
+            here, known = (self.work / "cells" / f"{name}.json").exists(), self.cell(name) is not None
+            if file.exists() and (here or not known):
                 detector, about = load(file)
                 if {key: about[key] for key in self._about(seed)} != json.loads(json.dumps(self._about(seed))):
                     raise LeanconvError(f"{str(file)!r} was trained with other settings; give another --work.")
+            elif known:
+                raise LeanconvError(
+                    f"cells of seed {seed} are compared with a detector that is not in {str(self.work)!r}, and a GPU "
+                    "trains another one every time; give a seed that is not known yet."
+                )
             else:
                 detector = self._new(original(self.weights).features, seed)
                 save(detector, file, self._about(seed))

@@ -135,12 +135,25 @@ def test_cells_of_a_table_are_known_where_its_detectors_are_not(
     capsys.readouterr()
     detection.main([*there, "--seeds", "0"])
     assert "first-2x-seed0: known" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="give a seed that the table does not have"):
+    with pytest.raises(SystemExit, match="give a seed that is not known yet"):
         detection.main([*there, "--seeds", "0", "--rows", "after"])
     with pytest.raises(SystemExit, match="was measured with other settings"):
         detection.main([*there, "--seeds", "2", "--epochs", "2"])
     with pytest.raises(SystemExit, match=r"nowhere\.json' is no file"):
         detection.main([*there, "--known", str(folder / "nowhere.json")])
+
+
+def test_a_table_goes_on_from_itself_where_its_detectors_are(folder: Path) -> None:
+    out, work = folder / "out", folder / "work"
+    common = ["table", *given(folder), "--work", str(work), "--out", str(out), "--speedups", "2", "--seeds", "0"]
+    detection.main([*common, "--rows", "first"])
+    table = str(out / "detection.json")
+    detection.main([*common, "--rows", "after", "--known", table])
+    assert (work / "cells" / "after-2x-seed0.json").exists()
+    for kept in (work / "models").glob("baseline*"):
+        kept.unlink()
+    with pytest.raises(SystemExit, match="give a seed that is not known yet"):
+        detection.main([*common, "--rows", "tuned"])
 
 
 def test_a_detector_that_was_kept_but_not_judged_is_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,12 +31,11 @@ def test_what_is_not_read_yet_is_not_at_hand() -> None:
     images = list(torch.rand(6, 3, 8, 8))
     loaded = take(DataLoader(images, batch_size=2))  # type: ignore[arg-type]
     assert loaded.at_hand() == []
-    assert not loaded.all_read
     given = take([torch.stack(images[:4]), torch.stack(images[4:])])
     assert [batch.size for batch in given.at_hand()] == [4, 2]
-    assert given.all_read
+    assert given.read_at_once
     assert len(list(loaded)) == 3
-    assert loaded.all_read
+    assert not loaded.read_at_once  # a workdir reads them all, and must change nothing
 
 
 def test_nothing_travels_to_a_cpu() -> None:

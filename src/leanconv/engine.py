@@ -119,7 +119,7 @@ class Engine:
         elif self.device.type == "cuda":
             # Few large launches: Python takes longer to ask for a small one than the GPU to do it.
             there = torch.cuda.get_device_properties(self.device).total_memory
-            several = AT_HAND if self.batches.all_read else SEVERAL
+            several = AT_HAND if self.batches.read_at_once else SEVERAL
             few = -(-self.batches.images // (several * self.team.world))
             self.batches.join(max(1, min(min(LAUNCH, there // 64) // largest, few)))
 

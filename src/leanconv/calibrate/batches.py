@@ -78,6 +78,7 @@ class Batches:
     def __init__(self, source: Iterator[Any], images: int, *, rank: int = 0, world: int = 1):
         self.images = images
         self._source: Iterator[Any] | None = source
+        self.read_at_once = False  # they were all there before anything began
         self._rank, self._world = rank, world
         self._items: list[Batch] = []
         self._read = self._turn = 0
@@ -102,10 +103,6 @@ class Batches:
     def at_hand(self) -> list[Batch]:
         """Those that need not be read any more."""
         return list(self._items)
-
-    @property
-    def all_read(self) -> bool:
-        return self._source is None
 
     @property
     def steps(self) -> int:
@@ -265,7 +262,7 @@ def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
     if count is None:
         for _ in batches:
             pass
-        batches.images = batches._read
+        batches.images, batches.read_at_once = batches._read, True
         if not batches.images:
             raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
     return batches

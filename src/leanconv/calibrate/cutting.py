@@ -15,7 +15,7 @@ from leanconv.calibrate.probe import Probe
 from leanconv.calibrate.script import CannotCut, Script
 from leanconv.calibrate.tapes import Tapes
 from leanconv.errors import LeanconvError
-from leanconv.network.precision import exact_products
+from leanconv.network.precision import exact_products, tf32
 from leanconv.network.recording import map_tensors, tensors
 from leanconv.network.tape import Tape
 from leanconv.network.trial import SAME, SAME_HALF
@@ -37,7 +37,7 @@ def _quicker(device: torch.device, dtype: torch.dtype) -> bool:
     and float32, which goes there as TF32 where that is allowed, from 8.0."""
     if device.type != "cuda":
         return device.type == "cpu"
-    if torch.version.hip is not None or (dtype == torch.float32 and not torch.backends.cudnn.allow_tf32):
+    if torch.version.hip is not None or (dtype == torch.float32 and not tf32()):
         return False
     return torch.cuda.get_device_capability(device) >= ((7, 0) if dtype == torch.float16 else (8, 0))
 

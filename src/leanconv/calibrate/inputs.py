@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leanconv.calibrate.batches import Batch, Batches, to_device
+from leanconv.calibrate.batches import Batch, Batches, log, to_device
 from leanconv.calibrate.memory import Memory
 from leanconv.network.recording import tensors
 
@@ -74,8 +74,9 @@ class Travel:
             return None
         try:
             found = sent[0].result()
-        except Exception:
+        except Exception as error:
             # The device has no room, or the system no memory to stage in. The ordinary way says so if it is worse.
+            log.debug("images did not travel ahead: %s", error)
             self.end()
             return None
         now = torch.cuda.current_stream(self._device)
@@ -100,7 +101,8 @@ def travelling(device: torch.device) -> Iterator[Travel]:
 
 
 def _carried(piece: Tensor, device: torch.device, stream: torch.cuda.Stream) -> _Travelled:
-    """By way of memory the device reads by itself: the driver's own way there stops what Python asks for meanwhile."""
+    """By way of memory the device reads by itself, where it is contiguous: the driver's own way there stops what Python
+    asks for meanwhile."""
     with torch.cuda.stream(stream):
         moved = torch.empty_like(piece, device=device, requires_grad=False)
         staged_copy(piece, moved, lambda count: torch.empty(count, dtype=piece.dtype, pin_memory=True))

@@ -16,8 +16,9 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from leanconv.kernels.launch import empty, prepare, run, run_eagerly
 from leanconv.kernels.pack import aligned
-from leanconv.kernels.stage import EAGER, WIDEST, Stage, tf32, up
+from leanconv.kernels.stage import EAGER, WIDEST, Stage, up
 from leanconv.kernels.tune import choose
+from leanconv.network.precision import tf32
 
 # From one map, and an addend, to the next.
 Step = Callable[[Tensor, Tensor | None], Tensor]

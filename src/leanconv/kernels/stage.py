@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 
+from leanconv.network.precision import tf32
+
 ACTIVATIONS = ("none", "relu", "relu6", "silu", "gelu", "hardswish")
 # A map of fewer channels is read as (tap, channel) pairs in a row: 16 channels a tap would be mostly padding.
 FEW_CHANNELS = 8
@@ -182,11 +184,3 @@ def precision(dtype: torch.dtype) -> str:
     if dtype != torch.float32:
         return "ieee"
     return "tf32" if tf32() else "tf32x3"
-
-
-def tf32() -> bool:
-    """Whether the user lets float32 convolutions be computed with ten bits of mantissa."""
-    try:
-        return bool(torch.backends.cudnn.allow_tf32)
-    except RuntimeError:  # it was set the newer way, and differently for convolutions and for the rest
-        return str(torch.backends.cudnn.conv.fp32_precision) == "tf32"  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from torch import nn
 from leanconv._version import __version__
 from leanconv.entrance import check_model, copied, device_of, parse_device, untouched_rng
 from leanconv.errors import LeanconvError, listing, whole
+from leanconv.network.precision import chosen_kernels
 from leanconv.progress import reporter
 from leanconv.result import Accelerated
 from leanconv.team import Team
@@ -208,13 +209,7 @@ def _tried_kernels() -> AbstractContextManager[None]:
     """cuDNN tries its kernels on the first batch: the same shapes come thousands of times. Not for who asked for the
     same bits every time."""
     now = torch.backends.cudnn
-    context: AbstractContextManager[None] = now.flags(
-        enabled=now.enabled,
-        benchmark=now.benchmark or not now.deterministic,
-        deterministic=now.deterministic,
-        allow_tf32=now.allow_tf32,
-    )
-    return context
+    return chosen_kernels(benchmark=now.benchmark or not now.deterministic, deterministic=now.deterministic)
 
 
 def _as_given(trained: nn.Module, model: nn.Module) -> None:

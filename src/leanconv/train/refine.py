@@ -14,6 +14,7 @@ from leanconv.calibrate.memory import Memory
 from leanconv.entrance import device_of
 from leanconv.errors import LeanconvError, listing
 from leanconv.network.detector import kind_of
+from leanconv.network.precision import chosen_kernels
 from leanconv.result import Accelerated
 from leanconv.train.augment import crop_and_flip
 from leanconv.train.examples import Augment, Examples
@@ -113,8 +114,7 @@ def distilled(
     frozen = [not parameter.requires_grad for parameter in result.model.parameters()]
     result.model.requires_grad_(True)
     epochs, batch, lr = course(len(images), steps)
-    now = torch.backends.cudnn
-    with now.flags(enabled=now.enabled, benchmark=False, deterministic=True, allow_tf32=now.allow_tf32):
+    with chosen_kernels(benchmark=False, deterministic=True):
         tuned = finetune(
             result,
             images,
