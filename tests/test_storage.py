@@ -20,17 +20,10 @@ from torch import Tensor, nn
 import leanconv
 from leanconv import LeanconvError
 from leanconv.network.source import Source, identify
+from tests import reports
 from tests.conftest import plain_network, smooth_images
 
-
-@pytest.fixture(scope="module")
-def result() -> leanconv.Accelerated:
-    return leanconv.accelerate(plain_network(), smooth_images(), 2.0, samples=500, progress=False)
-
-
-@pytest.fixture
-def folder(result: leanconv.Accelerated, tmp_path: Path) -> Path:
-    return result.save(tmp_path / "saved")
+result, folder = reports.result, reports.folder
 
 
 @pytest.mark.parametrize("scheme", ["channel", "spatial", "3d"])
