@@ -20,7 +20,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from leanconv.textfile import write_whole
 # Arguments of accelerate. First what the paper does, then each step alone, then added one by one. refine="closed-form"
 # is two steps; a row "without" one of them shows the other. "images": all the training set's, not 3,000 of them.
 SAMPLES, CLOSED, RANKS = {"samples": 150_000}, {"refine": "closed-form"}, {"ranks": "sensitivity"}
+DISTILLED, PRUNED = {"refine": "distill"}, {"scheme": "3c"}
 ROWS: dict[str, dict[str, Any]] = {
     "the paper's 3d": {},
     "three times the samples": SAMPLES,
@@ -48,9 +49,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "closed form (both)": CLOSED,
     "samples, closed form": SAMPLES | CLOSED,
     "samples, closed form, sensitivity": SAMPLES | CLOSED | RANKS,
-    "distilled": {"refine": "distill"},
-    "samples, sensitivity, distilled": SAMPLES | RANKS | {"refine": "distill"},
-    "the last, all training pictures": SAMPLES | RANKS | {"refine": "distill", "images": "all"},
+    "distilled": DISTILLED,
+    "samples, sensitivity, distilled": SAMPLES | RANKS | DISTILLED,
+    "the last, all training pictures": SAMPLES | RANKS | DISTILLED | {"images": "all"},
+    "3c, samples, closed form, sensitivity": PRUNED | SAMPLES | CLOSED | RANKS,
+    "3c, samples, sensitivity, distilled": PRUNED | SAMPLES | RANKS | DISTILLED,
 }
 # The ways a user chooses between, as the README has them.
 SUMMARY = {
@@ -136,8 +139,24 @@ def cell(subject: Subject, speedup: float, row: str, seed: int) -> dict[str, Any
         "kl": score.kl,
         "seconds": seconds,
         "machine": machine(subject.device),
-        "original": {"top1": 100 * subject.base.top1, "top5": 100 * subject.base.top5, "error": subject.error},
+        "original": original_of(subject),
     }
+
+
+def original_of(subject: Subject) -> dict[str, Any]:
+    return {"top1": 100 * subject.base.top1, "top5": 100 * subject.base.top5, "error": subject.error}
+
+
+def refuse_others(subject: Subject, known: Iterable[dict[str, Any]]) -> None:
+    """A network that was trained again is another one, and so are its cells."""
+    mine = original_of(subject)
+    theirs = [one["original"] for one in known if one["model"] == subject.name and one["original"] != mine]
+    if theirs:
+        raise SystemExit(
+            f"{subject.name} has a top-1 of {mine['top1']:.2f} % and a top-5 of {mine['top5']:.2f} %, that of known "
+            f"cells {theirs[0]['top1']:.2f} and {theirs[0]['top5']:.2f}: it is another network; give the weights the "
+            "cells were made with, or another --work and no --known."
+        )
 
 
 def slug(row: str) -> str:
@@ -148,6 +167,12 @@ def machines(cells: list[dict[str, Any]]) -> str:
     """Those the cells were found on, most of them first."""
     found = [one["machine"] for one in cells]
     return " and ".join(sorted(set(found), key=lambda name: (-found.count(name), name)))
+
+
+def alone(cells: list[dict[str, Any]], form: str) -> str:
+    """The seconds of cells that ran alone on the machine, their median; nothing if none did."""
+    seconds = [one["seconds"] for one in cells if one["seconds"] is not None]
+    return form.format(statistics.median(seconds)) if seconds else ""
 
 
 def markdown(cells: list[dict[str, Any]]) -> str:
@@ -174,11 +199,9 @@ def markdown(cells: list[dict[str, Any]]) -> str:
                 increase = [one["increase"] for one in found]
                 each = ", ".join(f"{value:.2f}" for value in increase)
                 kl, agreement = (statistics.median(one[key] for one in found) for key in ("kl", "agreement"))
-                alone = [one["seconds"] for one in found if one["seconds"] is not None]
-                seconds = f"{statistics.median(alone):.1f}" if alone else ""
                 lines.append(
                     f"| {row} | {statistics.median(increase):.2f} ({each}) | {found[0]['low']:.1f} to "
-                    f"{found[0]['high']:.1f} | {agreement:.2f} | {kl:.4f} | {seconds} |"
+                    f"{found[0]['high']:.1f} | {agreement:.2f} | {kl:.4f} | {alone(found, '{:.1f}')} |"
                 )
             lines.append("")
     return "\n".join(lines)
@@ -187,11 +210,12 @@ def markdown(cells: list[dict[str, Any]]) -> str:
 def summary(cells: list[dict[str, Any]]) -> str:
     """A row for every network and speed-up, a column for every way worth choosing; medians of the seeds."""
     cells = [one for one in cells if one["row"] in SUMMARY]
-    seeds = sorted({one["seed"] for one in cells})
+    seeds = len({one["seed"] for one in cells})
     lines = [
         f"`benchmarks/ablation.py` on {machines(cells)}: increase of the error in points (KL from the original's "
-        f"outputs), same MACs, no labels; medians where there are several of up to {len(seeds)} seeds. VGG-16 has a "
-        "linear head and 1,000 images and is judged by top-5, the networks for CIFAR-10 have 3,000 and are by top-1.",
+        f"outputs, seconds of a call alone on the machine), same MACs, no labels; medians of {seeds} seeds, or of "
+        "those there are. VGG-16 has a linear head and 1,000 images and is judged by top-5, the networks for CIFAR-10 "
+        "have 3,000 and are by top-1.",
         "",
         "| | " + " | ".join(SUMMARY.values()) + " |",
         "|---" * (1 + len(SUMMARY)) + "|",
@@ -202,7 +226,7 @@ def summary(cells: list[dict[str, Any]]) -> str:
             for way in SUMMARY:
                 found = [one for one in cells if (one["model"], one["speedup"], one["row"]) == (model, speedup, way)]
                 medians = [statistics.median(one[key] for one in found) for key in ("increase", "kl") if found]
-                row.append("{:.2f} ({:.3f})".format(*medians) if found else "")
+                row.append("{:.2f} ({:.3f}{})".format(*medians, alone(found, ", {:.1f} s")) if found else "")
             lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
@@ -252,6 +276,7 @@ def main() -> None:
         subject = NETWORKS[name](options.data, options.device, options.limit)
         if options.held_out:
             subject = held_out(subject)
+        refuse_others(subject, (known_before | cells_in(options.work, place)).values())
         # A GPU's first call loads its kernels; no cell is to be charged for that.
         if time.monotonic() < end:
             leanconv.accelerate(subject.model, subject.calibration[:1], 2.0, samples=1000, progress=False)

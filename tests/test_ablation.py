@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,14 +31,16 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def cell(subject: object, speedup: float, row: str, seed: int) -> dict[str, Any]:
         made.append((row, seed))
-        like = next(iter(ablation.cells_of(TABLE).values()))
+        like = next(one for one in ablation.cells_of(TABLE).values() if one["model"] == "vgg16-imagenet")
         return {**like, "model": "vgg16-imagenet", "speedup": speedup, "row": row, "seed": seed, "seconds": 1.5}
 
     class Subject:
         model = calibration = ()
+        name, error = "vgg16-imagenet", "top5"
+        base = SimpleNamespace(top1=0.463, top5=0.765)
 
     monkeypatch.setattr(ablation, "cell", cell)
-    monkeypatch.setitem(ablation.NETWORKS, "vgg16-imagenet", lambda *_: Subject())
+    monkeypatch.setitem(ablation.NETWORKS, "vgg16-imagenet", lambda *_: Subject)
     monkeypatch.setattr(ablation.leanconv, "accelerate", lambda *_, **__: None)
 
     def run(*words: str) -> list[tuple[str, int]]:
@@ -71,6 +74,14 @@ def test_times_are_of_cells_without_any(asked: Any, tmp_path: Path) -> None:
     before, after = ablation.cells_of(TABLE), ablation.cells_of(tmp_path / "ablation.json")
     for name, one in after.items():
         assert {**one, "seconds": None, "timed on": None} == {**before[name], "seconds": None, "timed on": None}
+
+
+def test_cells_of_another_network_are_refused(asked: Any, tmp_path: Path) -> None:
+    other = [{**one, "original": {**one["original"], "top1": 46.2}} for one in ablation.cells_of(TABLE).values()]
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    with pytest.raises(SystemExit, match=r"top-1 of 46.30 .* known cells 46.20 .* another network"):
+        asked("--rows", "distilled", "--seeds", "9", "--known", str(tmp_path / "other.json"))
+    assert not list((tmp_path / "work").iterdir())
 
 
 def test_a_table_that_is_not_there_is_refused(asked: Any, capsys: pytest.CaptureFixture[str]) -> None:
