@@ -39,7 +39,7 @@ from leanconv.textfile import write_whole
 # Arguments of accelerate. First what the paper does, then each step alone, then added one by one. refine="closed-form"
 # is two steps; a row "without" one of them shows the other. "images": all the training set's, not 3,000 of them.
 SAMPLES, CLOSED, RANKS = {"samples": 150_000}, {"refine": "closed-form"}, {"ranks": "sensitivity"}
-DISTILLED, PRUNED = {"refine": "distill"}, {"scheme": "3c"}
+DISTILLED = {"refine": "distill"}
 ROWS: dict[str, dict[str, Any]] = {
     "the paper's 3d": {},
     "three times the samples": SAMPLES,
@@ -52,8 +52,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "distilled": DISTILLED,
     "samples, sensitivity, distilled": SAMPLES | RANKS | DISTILLED,
     "the last, all training pictures": SAMPLES | RANKS | DISTILLED | {"images": "all"},
-    "3c, samples, closed form, sensitivity": PRUNED | SAMPLES | CLOSED | RANKS,
-    "3c, samples, sensitivity, distilled": PRUNED | SAMPLES | RANKS | DISTILLED,
 }
 # The ways a user chooses between, as the README has them.
 SUMMARY = {

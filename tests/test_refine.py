@@ -115,7 +115,7 @@ def test_full_rank_is_exact() -> None:
 
 @pytest.mark.parametrize("scheme", ["spatial", "spatial-sgd"])
 def test_it_is_for_schemes_that_fit(scheme: str) -> None:
-    with pytest.raises(LeanconvError, match=r"makes none of its kind; use scheme='3d', '3c' or 'channel'"):
+    with pytest.raises(LeanconvError, match=r"makes none of its kind; use scheme='3d' or 'channel'"):
         leanconv.accelerate(network(), torch.rand(2, 3, 16, 16), scheme=scheme, refine="closed-form")
     with pytest.raises(LeanconvError, match="refine='all' is not known"):
         leanconv.accelerate(network(), torch.rand(2, 3, 16, 16), refine="all")

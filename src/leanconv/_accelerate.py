@@ -18,7 +18,7 @@ from leanconv.calibrate.heap import heap_at_hand
 from leanconv.calibrate.inputs import SHARE, travelling
 from leanconv.calibrate.memory import Memory, device_share, parse_memory
 from leanconv.clock import Clock
-from leanconv.engine import Engine, Teacher
+from leanconv.engine import Engine
 from leanconv.entrance import check_model, copied, device_of, parse_device, quiet_collector, untouched_rng
 from leanconv.job import Job
 from leanconv.kernels.optimize import Kernels, apply, check_kernels
@@ -28,8 +28,6 @@ from leanconv.progress import reporter
 from leanconv.result import Accelerated
 from leanconv.target import Target
 from leanconv.team import Team
-from leanconv.three_c import check as check_pruning
-from leanconv.three_c import three_c
 from leanconv.train.refine import check_distillable, check_examples, distilled, joined
 from leanconv.workdir import Workdir, digest_of_images, digest_of_model
 
@@ -67,10 +65,8 @@ def accelerate(
         speedup: convolution MACs before / after. Met exactly: ``speedup <= achieved < 1.02 * speedup``. With
             ``ranks="latency"``: time of the whole network before / after, as measured.
         scheme: ``"channel"`` (k x k, d') + (1 x 1, d); ``"spatial"`` (k x 1, d'') + (1 x k, d), weights only;
-            ``"3d"`` (k x 1, d'') + (1 x k, d') + (1 x 1, d); ``"3c"``: filters that the next convolution hardly misses
-            are pruned first, by as much as does best on an eighth of the images, and what is left is 3d; several times
-            as long; ``"spatial-sgd"``: like spatial, its filters then trained to give the original's responses (a
-            baseline: it is slow).
+            ``"3d"`` (k x 1, d'') + (1 x k, d') + (1 x 1, d); ``"spatial-sgd"``: like spatial, its filters then trained
+            to give the original's responses (a baseline: it is slow).
         solver: ``"linear"`` fits responses; ``"nonlinear"`` fits what is left of them behind the activation.
         asymmetric: fit each layer to the input the layers already accelerated give it, so errors do not pile up.
         ranks: ``"energy"`` keeps the largest product of PCA energies; ``"uniform"`` gives every layer the same
@@ -78,8 +74,7 @@ def accelerate(
             chooses forms and ranks that together change it least; ``"latency"`` times the forms of every layer on
             ``target`` and keeps the most energy in that time; or ranks by hand, ``{"layer": d'}``
             (``(d'', d')`` for 3d), and ``speedup`` is not used.
-        skip: names of layers to leave alone. Default: the first convolution (which ``"3c"`` may still prune). ``[]``
-            skips nothing.
+        skip: names of layers to leave alone. Default: the first convolution. ``[]`` skips nothing.
         seed: chooses the sampled positions. Same seed, same machine: same result, bit for bit.
         device: where to compute; default: where the model is.
         progress: show progress on stderr.
@@ -94,7 +89,7 @@ def accelerate(
         memory: what the run may keep in memory beside the model and one batch at work, in bytes or as ``"8GB"``;
             default: half of what is free. With less the run takes longer and the result is the same.
         part: path of the module to accelerate, for example ``"backbone"``; only its MACs count then.
-        refine: ``"closed-form"``, the default of 3d, 3c and channel, holds out an eighth of the images while a layer is
+        refine: ``"closed-form"``, the default of 3d and channel, holds out an eighth of the images while a layer is
             fitted, and lets them say how far to trust the others; of 3d the (1 x k, d') filters are fitted freely to
             what they see in the accelerated network, in place of mixtures of the old ones. ``"none"`` is the paper's
             fit, which usually does worse on images not seen; in small networks its solve is quicker.
@@ -151,12 +146,9 @@ def accelerate(
         with team.ending_all(), travelling(place) as travel:
             share = device_share(place, limit)
             with clock.stage("preparing"):
-                if options.scheme == "3c":
-                    check_pruning(model, workdir=workdir is not None, processes=team.world)
 
                 def set_out(batches: Batches) -> None:
-                    if options.scheme != "3c":  # it goes through parts of them first
-                        travel.send(batches, int(SHARE * min(share, device_share(place, None))))
+                    travel.send(batches, int(SHARE * min(share, device_share(place, None))))
 
                 batches, job = _prepared(model, images, options, place, team, set_out)
                 team.same("arguments", [options.to_json(), workdir is None])
@@ -167,31 +159,24 @@ def accelerate(
                 if workdir is not None:
                     with clock.stage("opening the workdir"):
                         _begin(work, model, batches, options, team, place)
-                report = reporter(progress and team.lead)
 
                 def room() -> Memory:
                     """Of what is free now, but for what has set out before it was asked."""
                     folder = None if work is None else work.folder
                     return Memory(place, limit, folder, share if travel.bytes else None)
 
-                def run(job: Job, batches: Batches, teacher: Teacher | None = None) -> Accelerated:
-                    return job.run(
-                        Engine(
-                            original=job.original,
-                            batches=batches,
-                            options=job.options,
-                            memory=room(),
-                            travel=travel,
-                            team=team,
-                            work=work,
-                            clock=clock,
-                            reporter=report,
-                            teacher=teacher,
-                        )
+                result = job.run(
+                    Engine(
+                        original=job.original,
+                        batches=batches,
+                        options=options,
+                        memory=room(),
+                        travel=travel,
+                        team=team,
+                        work=work,
+                        clock=clock,
+                        reporter=reporter(progress and team.lead),
                     )
-
-                result = (
-                    three_c(job, batches, options, clock, report, run) if options.scheme == "3c" else run(job, batches)
                 )
                 if kind_of(model) is not None:
                     seen_as_detector(result.model)

@@ -8,7 +8,7 @@ are shared out over the processes of the team, whose lead does the solving.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -51,14 +51,6 @@ AT_HAND = 3  # so many where images were read before, and have set out
 Solve = Callable[[str, Responses, Responses], Fit]  # layer, target, given
 
 
-@dataclass(frozen=True)
-class Teacher:
-    """Another network whose responses the sites are fitted to, and what of them, by the sites' names."""
-
-    network: nn.Module
-    probes: dict[str, Probe]
-
-
 @dataclass
 class Engine:
     original: nn.Module
@@ -70,7 +62,6 @@ class Engine:
     work: Workdir | None
     clock: Clock
     reporter: Progress
-    teacher: Teacher | None = None  # the original itself
     cutting: Cutting | None = None
     tapes: Tapes = field(default_factory=Tapes)
 
@@ -140,13 +131,6 @@ class Engine:
             found = self.responses(self.original, probes, "original network", folder)
             self.work.describe(found.facts(), self.batches.largest)
         return found
-
-    def taught(self, names: Iterable[str], own: Samples) -> Samples:
-        """What the sites are fitted to: their ``own`` responses in the original, or the teacher's."""
-        if self.teacher is None:
-            return own
-        own.close()
-        return self.responses(self.teacher.network, [self.teacher.probes[name] for name in names], "original network")
 
     def responses(self, network: nn.Module, probes: list[Probe], title: str, folder: Path | None = None) -> Samples:
         """Responses of ``probes`` over all images, at the lead. Where the device runs out of memory images are kept

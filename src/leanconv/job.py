@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from dataclasses import replace as with_changes
 from typing import Any
 
@@ -21,7 +21,6 @@ from leanconv.network import reasons
 from leanconv.network.failure import model_failed
 from leanconv.network.fold import Filters
 from leanconv.network.links import Link, find_links, join
-from leanconv.network.prunable import Pair, prunable
 from leanconv.network.recognise import is_norm_with_activation
 from leanconv.network.replace import Change
 from leanconv.network.replaceable import replaceable
@@ -57,7 +56,6 @@ class Job:
     dtype: torch.dtype
     buffers: dict[str, Tensor]  # as the user gave them: running a network may change some
     target: Target | None = None  # what is timed, with its device
-    prunable: list[Pair] = field(default_factory=list)  # for scheme="3c"
 
     @classmethod
     def prepare(
@@ -100,9 +98,6 @@ class Job:
                 "ranks='energy'."
             )
         skipped |= {site.name: reasons.NOT_AT_PATH for site in found.sites if site.name not in sites}
-        pairs: list[Pair] = []
-        if options.scheme == "3c":  # the first convolution can lose filters, too, unless it was asked for
-            pairs = prunable(trial, [site for name, site in sites.items() if name not in (options.skip or ())])
         named = options.ranks if isinstance(options.ranks, Mapping) else ()
         apply_skip(options.skip, found, sites, skipped, named=named)
         if not sites:
@@ -123,7 +118,6 @@ class Job:
             dtype=torch.float64 if double else torch.float32,
             buffers=buffers,
             target=target,
-            prunable=pairs,
         )
 
     @property
@@ -157,14 +151,14 @@ class Job:
         solving = Solving(
             engine=engine,
             plan=plan,
-            targets=(targets := engine.taught([*probes, *takers], spectra.targets)),
+            targets=spectra.targets,
             dense=spectra.dense,
             probes=probes,
             splits=splits,
             takers={name: spectra.dense[name] for name in takers},
         )
         errors = solving.run()
-        targets.close()
+        spectra.targets.close()
         changes = {name: change_of(site, plan[name]) for name, site in self.sites.items()}
         changes |= {name: _taking(site) for name, site in takers.items()}
         for giver, taker in sorted(pairs, key=lambda pair: self.sites[pair[0]].index):
@@ -185,7 +179,7 @@ class Job:
             )
             for name, site in sorted((self.sites | takers).items(), key=lambda item: item[1].index)
         ]
-        restore(engine.accelerated, self.buffers)
+        _restore(engine.accelerated, self.buffers)
         saved = sum(report.macs_before - report.macs_after for report in reports)
         return Accelerated(
             model=engine.accelerated.eval(),
@@ -316,7 +310,7 @@ def _taking(site: Site) -> Change:
     return Change(name=site.name, scheme="merged", ranks=(), geometry=site.geometry)
 
 
-def restore(model: nn.Module, buffers: dict[str, Tensor]) -> None:
+def _restore(model: nn.Module, buffers: dict[str, Tensor]) -> None:
     for name, buffer in model.named_buffers():
         if name in buffers and buffer.shape == buffers[name].shape:
             buffer.copy_(buffers[name])

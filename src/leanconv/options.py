@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from leanconv.errors import LeanconvError, listing, whole
 from leanconv.network.geometry import Scheme
@@ -21,9 +21,9 @@ RANKS = ("uniform", "energy", "sensitivity", "latency")
 LAYERS = ("conv", "all")
 REFINE = ("none", "closed-form", "distill")
 # Schemes in which a layer is fitted to its responses, in closed form.
-FITTED = ("3d", "3c", "channel")
-Method = Scheme | Literal["3c", "spatial-sgd"]
-METHODS: tuple[Method, ...] = ("channel", "spatial", "3d", "3c", "spatial-sgd")
+FITTED = ("3d", "channel")
+Method = Scheme | Literal["spatial-sgd"]
+METHODS: tuple[Method, ...] = ("channel", "spatial", "3d", "spatial-sgd")
 # Positions looked at a layer, where it is to be found out how many it needs.
 MOST = 200_000
 
@@ -76,12 +76,10 @@ class Options:
         if refine == "closed-form" and scheme not in FITTED:
             raise LeanconvError(
                 f"refine={refine!r} is about the fit of a layer, and scheme={scheme!r} makes none of its kind; use "
-                "scheme='3d', '3c' or 'channel'."
+                "scheme='3d' or 'channel'."
             )
         if steps is not None and refine != "distill":
             raise LeanconvError(f"steps={steps!r} goes with refine='distill' only; leave it out or give that.")
-        if scheme == "3c":
-            _check_pruned(asymmetric, ranks, part)
         if part is not None and not (isinstance(part, str) and part):
             raise LeanconvError(f"part={part!r} must be the path of a module, for example 'backbone'.")
         if not isinstance(ranks, Mapping):
@@ -113,10 +111,8 @@ class Options:
 
     @property
     def form(self) -> Scheme:
-        """What a layer is replaced by: ``spatial-sgd`` differs from ``spatial`` in the numbers only, ``3c`` from ``3d``
-        in the channels there are."""
-        same: dict[Method, Scheme] = {"spatial-sgd": "spatial", "3c": "3d"}
-        return same.get(self.scheme) or cast(Scheme, self.scheme)
+        """What a layer is replaced by: ``spatial-sgd`` differs from ``spatial`` in the numbers only."""
+        return "spatial" if self.scheme == "spatial-sgd" else self.scheme
 
     @property
     def most_samples(self) -> int:
@@ -162,18 +158,6 @@ def _one_of(name: str, value: Any, allowed: Iterable[str], also: str = "") -> No
     if not isinstance(value, str) or value not in allowed:
         words = listing([repr(item) for item in allowed]) + (f" {also}" if also else "")
         raise LeanconvError(f"{name}={value!r} is not known; use {words}.")
-
-
-def _check_pruned(asymmetric: Any, ranks: Any, part: Any) -> None:
-    """What goes with pruning, which makes a network of other layers first."""
-    if isinstance(ranks, Mapping) or ranks == "latency":
-        raise LeanconvError(
-            f"ranks={ranks!r} is about the layers there are, and scheme='3c' takes channels away from them; use "
-            "ranks='energy', 'sensitivity' or 'uniform', or scheme='3d'."
-        )
-    for name, value, usual in (("asymmetric", bool(asymmetric), True), ("part", part, None)):
-        if value != usual:
-            raise LeanconvError(f"{name}={value!r} does not go with scheme='3c'; leave it out, or use scheme='3d'.")
 
 
 def _samples(value: Any) -> int | Literal["auto"]:

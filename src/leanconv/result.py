@@ -25,13 +25,12 @@ class LayerReport:
     Attributes:
         name: its path in the network.
         scheme: what stands in its place; "merged" is a layer that only took in the 1 x 1 factor of the one before it,
-            with that one's d', "pruned" one that only lost channels.
+            with that one's d'.
         ranks: (d',) for channel, (d'',) for spatial, (d'', d') for 3d.
         macs_before: multiply-accumulates of one image in the original.
         macs_after: and in the accelerated network.
         energy: share of response variance kept (of filter energy for the spatial scheme).
-        error: ||r(y) - r(y~)|| / ||r(y)|| at the sampled positions, with the inputs the layer was fitted to; of a layer
-            that was only pruned, before its activation and with the original's inputs.
+        error: ||r(y) - r(y~)|| / ||r(y)|| at the sampled positions, with the inputs the layer was fitted to.
         samples: responses the layer was fitted to; 0 where none were, as for the spatial scheme, or it is not known.
         enough: whether twice as many would hardly help (lower the error on unseen images by less than 1 %); None where
             that was not looked at: with a linear fit, ``refine="none"`` or fewer than eight images.
@@ -73,8 +72,6 @@ class Accelerated:
         command: what was typed, where the command line was used.
         spectra: what ranks were chosen by; None for folders without.
         timing: times of both networks, measured at the end of a run with ``ranks="latency"``.
-        pruning: with ``scheme="3c"``, by what ``factor`` channels were pruned, in MACs, and all that were ``tried``,
-            each with the change of the outputs on images held out.
     """
 
     model: nn.Module
@@ -94,7 +91,6 @@ class Accelerated:
     command: list[str] | None = None  # as it was typed, where the command line was used
     spectra: KeptSpectra | None = None  # what ranks were chosen by; None for folders saved before they were kept
     timing: Measured | None = None  # with ranks="latency": both networks, measured at the end
-    pruning: dict[str, Any] | None = None  # with scheme="3c": by how much, and what else was tried
 
     @property
     def speedup(self) -> float:
@@ -125,7 +121,6 @@ class Accelerated:
             "training": self.training,
             "command": self.command,
             "timing": None if self.timing is None else self.timing.to_json(),
-            "pruning": self.pruning,
         }
 
     def __str__(self) -> str:
@@ -152,10 +147,6 @@ class Accelerated:
         )
         if self.timing is not None:
             lines.append(str(self.timing))
-        if self.pruning is not None:
-            tried = ", ".join(f"{factor:.2f}x: {change:.3g}" for factor, change in self.pruning["tried"])
-            by = self.pruning["factor"]
-            lines.append(f"channels pruned: {by:.2f}x fewer MACs; outputs of images held out change by {tried}")
         if any(layer.enough is False for layer in self.layers):
             lines.append(self._too_few())
         return "\n".join(lines)

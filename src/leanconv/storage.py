@@ -53,7 +53,7 @@ FACTS = (
     "seconds",
 )
 # Those that older folders lack.
-LATER = ("training", "command", "pruning")
+LATER = ("training", "command")
 
 
 def save(result: Accelerated, folder: Path) -> Path:

@@ -27,14 +27,12 @@ def accelerate(
     speedup: Annotated[
         float, typer.Option(help="Convolution MACs before / after; with --ranks latency: time before / after.")
     ] = 4.0,
-    scheme: Annotated[
-        str, typer.Option(help="channel, spatial, 3d, 3c (channels pruned, then 3d), or spatial-sgd (a slow baseline).")
-    ] = "3d",
+    scheme: Annotated[str, typer.Option(help="channel, spatial, 3d, or spatial-sgd (a slow baseline).")] = "3d",
     solver: Annotated[str, typer.Option(help="linear or nonlinear.")] = "nonlinear",
     refine: Annotated[
         str | None,
         typer.Option(
-            help="closed-form (the default of 3d, 3c and channel): fitted for images not seen, a few are held out; "
+            help="closed-form (the default of 3d and channel): fitted for images not seen, a few are held out; "
             "none: the paper's fit; distill: then trained, without labels, to respond as the original does, much "
             "slower."
         ),

@@ -22,7 +22,7 @@ from leanconv.network.geometry import Geometry, Scheme
 from leanconv.network.padding import pad_module
 from leanconv.network.recognise import LAYERS
 
-Form = Scheme | Literal["merged", "pruned"]
+Form = Scheme | Literal["merged"]
 
 CLASSES: dict[str, Callable[..., nn.Module]] = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
 
@@ -34,9 +34,6 @@ class Change:
     Where a layer has handed its 1 x 1 factor on to the next (see ``links``), it is ``open``: it ends without that
     factor. The layer that took it has ``inputs`` channels coming in; if it is not factorised itself its scheme is
     "merged" and its ranks are empty.
-
-    Where channels have gone (see ``prunable``) ``geometry`` is what is left, and ``kept`` are the filters that stay;
-    None: all. A layer that lost filters or inputs and nothing else is "pruned", without ranks.
     """
 
     name: str
@@ -46,7 +43,6 @@ class Change:
     batch_norm: str | None = None
     open: bool = False
     inputs: int | None = None
-    kept: tuple[int, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -57,7 +53,6 @@ class Change:
             "batch_norm": self.batch_norm,
             "open": self.open,
             "inputs": self.inputs,
-            "kept": None if self.kept is None else list(self.kept),
         }
 
     @classmethod
@@ -70,7 +65,6 @@ class Change:
             batch_norm=data["batch_norm"],
             open=data["open"],
             inputs=data["inputs"],
-            kept=None if data.get("kept") is None else tuple(data["kept"]),  # older files lack it
         )
 
 
@@ -92,7 +86,7 @@ def _factor_modules(change: Change) -> nn.Sequential:
     g = change.geometry
     if change.inputs is not None:
         g = with_changes(g, in_channels=change.inputs)
-    if change.scheme in ("merged", "pruned"):
+    if change.scheme == "merged":
         return dense_modules(g)
     if g.kind == "linear":
         (rank,) = change.ranks

@@ -65,26 +65,11 @@ class Trial:
             return False
         return seen >= set(must_run) and self._same(outputs, leniency)
 
-    def alike(self, one: Mapping[str, nn.Module], other: Mapping[str, nn.Module], must_run: Iterable[str]) -> bool:
-        """Whether the network answers the same with either of two sets of stand-ins."""
-        answers = []
-        for stand_ins in (one, other):
-            seen: set[str] = set()
-            try:
-                with self._in_place(stand_ins, seen):
-                    answers.append(self._answers())
-            except Exception:
-                return False
-            if not seen >= set(must_run):
-                return False
-        return self._same(answers[1], 1.0, answers[0])
-
-    def _same(self, outputs: list[Tensor], leniency: float, reference: list[Tensor] | None = None) -> bool:
-        reference = self._reference if reference is None else reference
-        if [output.shape for output in outputs] != [wanted.shape for wanted in reference]:
+    def _same(self, outputs: list[Tensor], leniency: float) -> bool:
+        if [output.shape for output in outputs] != [wanted.shape for wanted in self._reference]:
             return False
-        found = [_difference(output, wanted) for output, wanted in zip(outputs, reference, strict=True)]
-        allowed = [SAME.get(wanted.dtype, SAME_HALF) for wanted in reference]
+        found = [_difference(output, wanted) for output, wanted in zip(outputs, self._reference, strict=True)]
+        allowed = [SAME.get(wanted.dtype, SAME_HALF) for wanted in self._reference]
         if all(difference <= leniency * same for difference, same in zip(found, allowed, strict=True)):
             return True
         bounds = zip(found, allowed, self._rounding, strict=True)

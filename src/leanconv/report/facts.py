@@ -59,7 +59,6 @@ class Facts:
     times: Times | None
     accuracy: Accuracy | None
     spectra: KeptSpectra | None
-    pruned: float | None = None  # MACs before / after pruning alone, with scheme="3c"
 
     @property
     def speedup(self) -> float:
@@ -100,7 +99,6 @@ def facts_of(folder: Path) -> Facts:
             times=None if bench is None else times_of(bench, folder),
             accuracy=None if evaluation is None else accuracy_of(evaluation, folder),
             spectra=spectra,
-            pruned=None if data.get("pruning") is None else data["pruning"]["factor"],
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise LeanconvError(
@@ -132,7 +130,6 @@ def _accelerated(layer: dict[str, Any], change: Change, spectra: KeptSpectra | N
         "spatial": (g.spatial_limit,),
         "3d": (g.spatial_limit, g.channel_limit),
         "merged": (g.in_channels,),
-        "pruned": (),
     }[scheme]
     candidates = {} if spectra is None else {one.name: one for one in spectra.candidates}
     filters = candidates[layer["name"]].spatial if scheme == "3d" and layer["name"] in candidates else None

@@ -10,10 +10,8 @@ from leanconv.report.markup import count, paragraph, percent, points, pre, si, t
 def summary(facts: Facts) -> str:
     options = facts.options
     how = f"{options['scheme']} scheme"
-    if options["scheme"] in ("channel", "3d", "3c"):
+    if options["scheme"] in ("channel", "3d"):
         how += f", {options['solver']} solver, {'asymmetric' if options['asymmetric'] else 'symmetric'}"
-    if facts.pruned is not None:
-        how += f", channels pruned by {facts.pruned:.2f}x"
     ranks = options["ranks"] if isinstance(options["ranks"], str) else "given by hand"
     ranks = f"by {ranks}" if ranks in ("energy", "sensitivity") else ranks
     tuned = (

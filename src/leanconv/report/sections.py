@@ -50,7 +50,6 @@ def legend(facts: Facts) -> str:
         "spatial": "spatial: k × 1 filters to d'' channels, then 1 × k",
         "3d": "3d: k × 1 to d'', 1 × k to d', then 1 × 1; ranks are d'' × d'",
         "merged": "merged: took in the 1 × 1 factor of the layer before",
-        "pruned": "pruned: lost channels and nothing else",
     }
     energy = "energy: share of the variance of responses (of the filters' energy for spatial) that the rank keeps"
     return (
@@ -94,19 +93,9 @@ NO_SPECTRA = (
 )
 
 
-PRUNED = (
-    "Ranks were chosen after channels had been pruned, for layers that the original does not have, so there are no "
-    "energy curves and no slider here; accelerate with scheme='3d' to have them."
-)
-
-
-def _no_spectra(facts: Facts) -> str:
-    return paragraph(PRUNED if facts.options["scheme"] == "3c" else NO_SPECTRA)
-
-
 def curves(facts: Facts) -> str:
     if facts.spectra is None:
-        return _no_spectra(facts)
+        return paragraph(NO_SPECTRA)
     figures = []
     kinds = {"channel": ("Responses: energy over d'", "responses"), "spatial": ("Filters: energy over d''", "filters")}
     for kind, (title, what) in kinds.items():
@@ -208,7 +197,7 @@ def _score(one: Score) -> list[str]:
 
 def what_if(facts: Facts) -> str:
     if facts.spectra is None:
-        return _no_spectra(facts)
+        return paragraph(NO_SPECTRA)
     chosen = facts.options["ranks"]
     other = "" if chosen == "energy" else " This run chose its ranks otherwise, so they differ at its own target too."
     said = (

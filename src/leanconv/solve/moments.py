@@ -105,33 +105,3 @@ def roots(matrix: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     root = values.clamp_min(0.0).sqrt()
     inverse = torch.where(kept, root.clamp_min(floor**0.5).reciprocal(), torch.zeros_like(root))
     return (vectors * root) @ vectors.T, (vectors * inverse) @ vectors.T
-
-
-class Gathering:
-    """``Moments`` of samples that come piece by piece: one product each, added where it stays. Samples are centred by
-    the first piece's mean, which is near enough to theirs that no digits are lost."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def add(self, y: Tensor) -> None:
-        """More samples, n x d."""
-        if not len(y):
-            return
-        if not self._count:
-            self._around = y.mean(0, dtype=torch.float64)
-            self._total = torch.zeros_like(self._around)
-            self._scatter = torch.zeros(y.shape[1], y.shape[1], dtype=torch.float64, device=y.device)
-        self._count += len(y)
-        for rows in chunks(len(y), y.device):
-            centred = y[rows].to(torch.float64) - self._around
-            self._total += centred.sum(0)
-            self._scatter.addmm_(centred.T, centred)
-
-    @property
-    def moments(self) -> Moments | None:
-        """None without samples."""
-        if not self._count:
-            return None
-        away = self._total / self._count
-        return Moments(self._count, self._around + away, self._scatter.addr(self._total, away, alpha=-1))

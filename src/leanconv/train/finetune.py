@@ -27,7 +27,7 @@ from leanconv.train.examples import Augment, Examples
 from leanconv.train.goals import Distillation, Goal, Supervised
 from leanconv.train.history import History
 from leanconv.train.loop import Loop
-from leanconv.train.places import kept_at, places_of
+from leanconv.train.places import places_of
 from leanconv.train.settings import Optimizer, Precision, Schedule, Settings, number
 from leanconv.workdir import digest_of_model
 
@@ -260,8 +260,7 @@ def _goal(
             f"original has no layer {listing(missing, 2)}; give the network that was accelerated, or features=0."
         )
     teacher = _single(copied(original).to(device)).eval().requires_grad_(False)
-    kept = kept_at(places, network.changes, device) if isinstance(network, Accelerated) else {}
-    return Distillation(teacher, places, weight, kept)
+    return Distillation(teacher, places, weight)
 
 
 def _split(examples: Examples, held: Examples, settings: Settings, world: int) -> tuple[list[int], list[int]]:

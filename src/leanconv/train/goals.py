@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -74,8 +74,7 @@ class Distillation:
 
     Loss of an image: the mean, over the ``places``, of ||f - f~||^2 / ||f||^2, plus ``outputs`` times the KL divergence
     of the class scores (relative squared distance of outputs that are none). At a place (a module of both networks) the
-    two have the same meaning: the response of a layer that was replaced. ``kept``: of which channels, where a network
-    has not all of the original's.
+    two have the same meaning: the response of a layer that was replaced.
 
     Feature maps alone are the better goal: every position of every map of an image says something, where the class
     scores say little that the original has not learnt by heart, and a few images are fitted at the cost of all others.
@@ -83,24 +82,20 @@ class Distillation:
 
     right = "agreement"
 
-    def __init__(
-        self, original: nn.Module, places: Sequence[str], outputs: float, kept: Mapping[str, Tensor] | None = None
-    ):
+    def __init__(self, original: nn.Module, places: Sequence[str], outputs: float):
         self.original, self.outputs = original, outputs
-        self.places, self._kept = tuple(places), dict(kept or {})
+        self.places = tuple(places)
 
     def __call__(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged:
         with torch.no_grad(), _watched(self.original, self.places) as wanted:
             answer = self.original(images)
-        for place, stay in self._kept.items():
-            wanted[place] = [maps.index_select(1, stay) for maps in wanted[place]]
         with _watched(network, self.places) as found:
             given = network(images)
         distances = self._distances(found, wanted, len(images))
         if not self.outputs:
             # The divergence is not even multiplied by zero: where a head has no finite slope that would be NaN.
             return Judged(torch.stack(distances).mean(0), _same_answer(given, answer))
-        loss = self.outputs * divergence(given, answer, len(images))
+        loss = self.outputs * _divergence(given, answer, len(images))
         if distances:
             loss = loss + torch.stack(distances).mean(0)
         return Judged(loss, _same_answer(given, answer))
@@ -133,7 +128,7 @@ def _same_answer(given: Any, answer: Any) -> Tensor | None:
     return given.argmax(1) == answer.argmax(1) if _are_scores(given, answer) else None
 
 
-def divergence(given: Any, answer: Any, count: int) -> Tensor:
+def _divergence(given: Any, answer: Any, count: int) -> Tensor:
     """Of every image: the KL divergence of class scores, the relative squared distance of outputs that are none."""
     if _are_scores(given, answer):
         scores, wanted = given.float().log_softmax(1), answer.float().log_softmax(1)
