@@ -34,7 +34,8 @@ from leanconv.calibrate.walk import Walk
 from leanconv.clock import Clock
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError
-from leanconv.fit import Fit
+from leanconv.fit import Fit, Outcome
+from leanconv.network.replace import Factors
 from leanconv.options import Options
 from leanconv.progress import Progress, Solved
 from leanconv.team import Team
@@ -190,20 +191,20 @@ class Engine:
         dense: list[Probe],
         targets: Samples,
         solve: Solve,
-        put: Callable[[str, Fit], None],
+        put: Callable[[str, Factors], None],
         describe: Callable[[str, float], Solved],
-    ) -> dict[str, float]:
-        """Every site, shallow to deep, its input that of the accelerated network as it stands; the error of each.
+    ) -> dict[str, Outcome]:
+        """Every site, shallow to deep, its input that of the accelerated network as it stands; how well each does.
 
-        ``solve`` makes a fit, at the lead; ``put`` puts it into the network, everywhere. ``dense``: the original's
-        probes of all sites, those that stay as they are too.
+        ``solve`` makes a fit, at the lead; ``put`` puts its factors into the network, everywhere. ``dense``: the
+        original's probes of all sites, those that stay as they are too.
         """
         done = self.restored()
         for name, known in done.items():
-            put(name, known)
-        errors = {name: known.error for name, known in done.items()}
+            put(name, known.factors)
+        outcomes = {name: known.outcome for name, known in done.items()}
         if all(name in done for name in probes):
-            return errors
+            return outcomes
         with self.clock.stage("accelerated network"):
             stream = self._stream(probes, dense)
         steps = (len(probes) - len(done)) * (self.batches.steps + 1)
@@ -223,14 +224,14 @@ class Engine:
                         given = None
                 fit = self.kept(number, name, fit)
                 with self.clock.stage("solving"):
-                    put(name, fit)
+                    put(name, fit.factors)
                     gc.collect(1)  # young objects only: see quiet_collector
                     if self.device.type == "cpu":
                         give_back()
-                errors[name] = fit.error
+                outcomes[name] = fit.outcome
                 stage.advance()
-                stage.solved(describe(name, fit.error), number, len(probes))
-        return errors
+                stage.solved(describe(name, fit.outcome.error), number, len(probes))
+        return outcomes
 
     def _given(self, stream: Stream, probe: Probe, step: Callable[[], None]) -> Responses | None:
         """What ``probe`` responds in the network as it stands, at the lead."""

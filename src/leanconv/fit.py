@@ -38,18 +38,25 @@ from leanconv.solve.moments import chunks
 
 
 @dataclass(frozen=True)
-class Fit:
-    """The factors of one site and their relative response error ||r(y) - r(y~)|| / ||r(y)|| on the samples.
+class Outcome:
+    """How well a site does: its relative response error ||r(y) - r(y~)|| / ||r(y)|| on the samples.
 
     ``samples``: how many these are, 0 where nothing was fitted. ``enough``: whether twice as many would hardly help,
     ``needed``: about how many would be enough; None where that was not looked at.
     """
 
-    factors: Factors
     error: float
     samples: int = 0
     enough: bool | None = None
     needed: int | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The factors of one site, and how well they do."""
+
+    factors: Factors
+    outcome: Outcome
 
 
 def fit_site(
@@ -94,7 +101,7 @@ def fit_site(
         return torch.cat([one(part) for one, part in zip(maps, y.chunk(groups, 1), strict=True)], 1)
 
     error = measure(site, target, given, fitted)
-    return _judged(Fit(Factors(tuple(weights), torch.cat(bias)), error, len(target.y)), gaps)
+    return Fit(Factors(tuple(weights), torch.cat(bias)), _judged(Outcome(error, len(target.y)), gaps))
 
 
 def _fit_halfway(
@@ -119,16 +126,16 @@ def _fit_halfway(
     if choice.scheme == "spatial":
         weights = (split.vertical, (low_rank.p @ low_rank.q.T).reshape_as(split.horizontal))
     error = measure(site, target, given, low_rank)
-    return _judged(Fit(Factors(weights, low_rank.b), error, len(target.y)), [gap])
+    return Fit(Factors(weights, low_rank.b), _judged(Outcome(error, len(target.y)), [gap]))
 
 
-def _judged(fit: Fit, gaps: list[Gap | None]) -> Fit:
-    """With what the ``gaps`` of its groups say together about the number of samples."""
+def _judged(outcome: Outcome, gaps: list[Gap | None]) -> Outcome:
+    """With what the ``gaps`` of a site's groups say together about the number of samples."""
     known = [gap for gap in gaps if gap is not None]
     if not known:
-        return fit
+        return outcome
     whole = reduce(add, known)
-    return replace(fit, enough=whole.enough, needed=whole.needed)
+    return replace(outcome, enough=whole.enough, needed=whole.needed)
 
 
 def samples_needed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from dataclasses import replace as with_changes
 from typing import Any
 
@@ -157,7 +157,7 @@ class Job:
             splits=splits,
             takers={name: spectra.dense[name] for name in takers},
         )
-        errors = solving.run()
+        outcomes = solving.run()
         spectra.targets.close()
         changes = {name: change_of(site, plan[name]) for name, site in self.sites.items()}
         changes |= {name: _taking(site) for name, site in takers.items()}
@@ -172,10 +172,7 @@ class Job:
                 macs_before=site.cost.dense,
                 macs_after=macs[name],
                 energy=energies.get(name, 1.0),
-                error=errors[name],
-                samples=solving.samples.get(name, 0),
-                enough=solving.enough.get(name),
-                needed=solving.needed.get(name),
+                **asdict(outcomes[name]),
             )
             for name, site in sorted((self.sites | takers).items(), key=lambda item: item[1].index)
         ]

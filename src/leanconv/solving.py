@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from dataclasses import replace as with_changes
 
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Samples
 from leanconv.engine import Engine
 from leanconv.errors import LeanconvError
-from leanconv.fit import Fit, fit_site, measure, samples_needed, split_factors
+from leanconv.fit import Fit, Outcome, fit_site, measure, samples_needed, split_factors
 from leanconv.network.replace import Change, Factors, replace
 from leanconv.network.sites import Site
 from leanconv.progress import Solved
@@ -29,17 +29,14 @@ class Solving:
     probes: dict[str, Probe]  # of the filters a site is fitted with
     splits: dict[str, SpatialFactors]  # what those are the product of, where they are one
     takers: dict[str, Probe]  # of layers that stay whole and will take in a factor
-    samples: dict[str, int] = field(default_factory=dict)  # that sites were fitted to
-    enough: dict[str, bool | None] = field(default_factory=dict)  # and whether more would hardly help
-    needed: dict[str, int | None] = field(default_factory=dict)  # about how many would be enough
 
-    def run(self) -> dict[str, float]:
-        """The error of every site and taker."""
+    def run(self) -> dict[str, Outcome]:
+        """How well every site and taker does."""
         options = self.engine.options
         if options.form == "spatial":
             return self._split()
         if not options.asymmetric:
-            return self._symmetric() | self._measured(self.takers)
+            return self._symmetric() | {name: Outcome(error) for name, error in self._measured(self.takers).items()}
         wanted = self.probes | self.takers
         return self.engine.solve(
             wanted,
@@ -50,23 +47,22 @@ class Solving:
             describe=self._describe,
         )
 
-    def _split(self) -> dict[str, float]:
+    def _split(self) -> dict[str, Outcome]:
         """The spatial schemes: nothing to fit, or fitted to the original's responses by descent. Errors are measured
         in the network as it ends up."""
-        engine, probes = self.engine, dict(self.probes)
+        engine, probes, samples = self.engine, dict(self.probes), dict.fromkeys(self.probes, 0)
         with engine.reporter.stage("solving", len(probes)) as stage:
             for number, (name, probe) in enumerate(self.probes.items(), 1):
-                patches = 0
                 if engine.options.scheme == "spatial-sgd":
                     with engine.clock.stage("solving"):
-                        split, bias, patches = reconstructed(engine, self.dense[name], self.splits[name])
+                        split, bias, samples[name] = reconstructed(engine, self.dense[name], self.splits[name])
                     probes[name] = Probe(probe.site, split.product(), bias, split)
                     stage.solved(self._describe(name, None), number, len(probes))
                 stage.advance()
-                self._put(name, Fit(split_factors(probes[name]), 0.0, patches))
-        return self._measured(probes)
+                self._put(name, split_factors(probes[name]))
+        return {name: Outcome(error, samples[name]) for name, error in self._measured(probes).items()}
 
-    def _symmetric(self) -> dict[str, float]:
+    def _symmetric(self) -> dict[str, Outcome]:
         """Every site fitted to the original's inputs."""
         engine, done = self.engine, self.engine.restored()
         todo = [probe for name, probe in self.probes.items() if name not in done]
@@ -84,10 +80,10 @@ class Solving:
                             self.targets.drop(name)
                             inputs.drop(name)
                     done[name] = engine.kept(number, name, fit)
-                self._put(name, done[name])
+                self._put(name, done[name].factors)
                 stage.advance()
-                stage.solved(self._describe(name, done[name].error), number, len(self.probes))
-        return {name: fit.error for name, fit in done.items()}
+                stage.solved(self._describe(name, done[name].outcome.error), number, len(self.probes))
+        return {name: fit.outcome for name, fit in done.items()}
 
     def _measured(self, probes: dict[str, Probe]) -> dict[str, float]:
         """Errors of ``probes`` in the accelerated network as it stands."""
@@ -111,7 +107,7 @@ class Solving:
                 "network runs depends on the data; name that layer in skip."
             )
         if probe is None:  # it only takes in the factor of another
-            return Fit(Factors((), target.y.new_empty(0)), measure(self.takers[name].site, target, given))
+            return Fit(Factors((), target.y.new_empty(0)), Outcome(measure(self.takers[name].site, target, given)))
         options, choice, enough = self.engine.options, self.plan[name], None
         alike, parts = self._alike(probe, len(target.y)), self._parts(probe, len(target.y))
         if options.samples == "auto" and parts is not None:
@@ -122,7 +118,7 @@ class Solving:
             probe, choice, self.splits.get(name), target=target, given=given, solver=options.solver, parts=held_out
         )
         # Who has chosen the number has looked at several: that counts for more than an extrapolation from one.
-        return fit if enough is None else with_changes(fit, enough=enough, needed=None)
+        return fit if enough is None else Fit(fit.factors, with_changes(fit.outcome, enough=enough, needed=None))
 
     def _thinned(
         self, probe: Probe, choice: Choice, target: Responses, given: Responses, parts: Parts
@@ -148,10 +144,9 @@ class Solving:
         """Whether every image has equally many rows."""
         return rows == self.engine.batches.images * self.engine.positions.count(probe.site.positions)
 
-    def _put(self, name: str, fit: Fit) -> None:
-        self.samples[name], self.enough[name], self.needed[name] = fit.samples, fit.enough, fit.needed
+    def _put(self, name: str, factors: Factors) -> None:
         if name in self.plan:
-            replace(self.engine.accelerated, change_of(self.probes[name].site, self.plan[name]), fit.factors)
+            replace(self.engine.accelerated, change_of(self.probes[name].site, self.plan[name]), factors)
 
     def _describe(self, name: str, error: float | None) -> Solved:
         if name not in self.plan:

@@ -20,6 +20,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from leanconv._version import __version__
 from leanconv.calibrate.batches import Batches
 from leanconv.errors import LeanconvError
-from leanconv.fit import Fit
+from leanconv.fit import Fit, Outcome
 from leanconv.locked import lock_folder
 from leanconv.network.recording import tensors
 from leanconv.network.replace import Factors
@@ -164,14 +165,13 @@ class Workdir:
             except (OSError, safetensors.SafetensorError, KeyError, ValueError) as error:
                 raise LeanconvError(f"{str(path)!r} is damaged ({type(error).__name__}); delete it.") from None
             counted = facts.get("samples", 0), facts.get("enough"), facts.get("needed")  # older files lack them
-            found[facts["name"]] = Fit(Factors(tuple(weights), bias), facts["error"], *counted)
+            found[facts["name"]] = Fit(Factors(tuple(weights), bias), Outcome(facts["error"], *counted))
         return found
 
     def keep_solved(self, number: int, name: str, fit: Fit) -> None:
         weights = fit.factors.weights
         held = {f"weight{i}": weight.contiguous() for i, weight in enumerate(weights)} | {"bias": fit.factors.bias}
-        counted = {"samples": fit.samples, "enough": fit.enough, "needed": fit.needed}
-        facts = json.dumps({"name": name, "error": fit.error, "weights": len(weights), **counted})
+        facts = json.dumps({"name": name, "weights": len(weights), **asdict(fit.outcome)})
         with self._writing():
             place = self.folder / SOLVED
             place.mkdir(exist_ok=True)

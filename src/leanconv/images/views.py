@@ -12,8 +12,6 @@ from torchvision.transforms import functional as F
 from leanconv.errors import LeanconvError
 from leanconv.images.preprocess import Preprocess, normalised
 
-VIEWS = 10
-
 
 @dataclass(frozen=True)
 class TenViews:
