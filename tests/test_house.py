@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "leanconv"
 # Bottom first. Rooms of one storey do not import each other.
 STOREYS = [
     {"errors", "_version", "table", "methods", "textfile"},
-    {"solve", "models", "locked", "progress", "records", "clock"},
+    {"solve", "models", "locked", "progress", "records", "clock", "beside"},
     {"network", "images"},
     {"ranks", "calibrate", "evaluate", "target", "kernels"},
     {"options", "fit", "entrance", "team"},

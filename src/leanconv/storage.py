@@ -13,9 +13,6 @@ import hashlib
 import json
 import os
 import platform
-import re
-import shutil
-import uuid
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from leanconv._version import __version__
+from leanconv.beside import cannot_write, check_absent, check_name, check_parent, exists_already, part_beside
 from leanconv.entrance import copied
 from leanconv.errors import LeanconvError, listing
 from leanconv.network.replace import Change, replace
@@ -39,8 +37,6 @@ VERSION = 1
 DESCRIPTION = "leanconv.json"
 WEIGHTS = "model.safetensors"
 SPECTRA = "spectra.json"  # what ranks were chosen by
-# The end of the name of a folder that is being written.
-PART = ".leanconv-part"
 # Fields of a result that are plain data.
 FACTS = (
     "skipped",
@@ -59,43 +55,31 @@ LATER = ("training", "command")
 def save(result: Accelerated, folder: Path) -> Path:
     """Write ``result`` to ``folder``, which must not exist yet."""
     check_new(folder)
-    _clear_leftovers(folder)
-    part = folder.with_name(f".{folder.name}.{os.getpid()}-{uuid.uuid4().hex}{PART}")
-    made = [place for place in folder.absolute().parents if not place.exists()]
     try:
-        part.mkdir(parents=True)
-        weights = part / WEIGHTS
-        safetensors.torch.save_file(_tensors(result.model), weights)
-        data = {
-            "format": FORMAT,
-            "version": VERSION,
-            "made_with": _versions(),
-            **result.to_json(),
-            "changes": [change.to_json() for change in result.changes],
-            "weights": _described(weights),
-        }
-        if result.spectra is not None:
-            (part / SPECTRA).write_text(json.dumps(result.spectra.to_json()) + "\n")
-            data["spectra"] = _described(part / SPECTRA)
-        data["sha256"] = _digest(data)
-        (part / DESCRIPTION).write_text(json.dumps(data, indent=1) + "\n")
-        for path in part.iterdir():
-            _flush(path)
-        os.rename(part, folder)
-    except BaseException as error:
-        shutil.rmtree(part, ignore_errors=True)
-        for place in made:
-            with contextlib.suppress(OSError):  # another process may have put something there meanwhile
-                place.rmdir()
-        if isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-            raise _exists(folder) from None
-        # safetensors reports a full disk in an error of its own.
-        if isinstance(error, (OSError, safetensors.SafetensorError)):
-            said = getattr(error, "strerror", None) or str(error)
-            raise LeanconvError(
-                f"cannot write {str(folder)!r}: {said}; nothing was left behind, choose another place."
-            ) from error
-        raise
+        with part_beside(folder) as part:
+            weights = part / WEIGHTS
+            safetensors.torch.save_file(_tensors(result.model), weights)
+            data = {
+                "format": FORMAT,
+                "version": VERSION,
+                "made_with": _versions(),
+                **result.to_json(),
+                "changes": [change.to_json() for change in result.changes],
+                "weights": _described(weights),
+            }
+            if result.spectra is not None:
+                (part / SPECTRA).write_text(json.dumps(result.spectra.to_json()) + "\n")
+                data["spectra"] = _described(part / SPECTRA)
+            data["sha256"] = _digest(data)
+            (part / DESCRIPTION).write_text(json.dumps(data, indent=1) + "\n")
+            for path in part.iterdir():
+                _flush(path)
+            os.rename(part, folder)
+    # safetensors reports a full disk in an error of its own.
+    except (OSError, safetensors.SafetensorError) as error:
+        if getattr(error, "errno", None) in (errno.EEXIST, errno.ENOTEMPTY):
+            raise exists_already(folder) from None
+        raise cannot_write(folder, error) from error
     return folder
 
 
@@ -112,37 +96,9 @@ def _versions() -> dict[str, str]:
 
 def check_new(folder: Path) -> None:
     """Refuse a place that cannot take a new folder, before any work is done for it."""
-    if not folder.name or len(os.fsencode(folder.name)) > 200 or "\0" in str(folder):
-        raise LeanconvError(f"{str(folder)[:80]!r} cannot be the name of a folder; give a shorter, plain one.")
-    if folder.exists() or folder.is_symlink():
-        raise _exists(folder)
-    parent = next(place for place in folder.absolute().parents if place.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise LeanconvError(f"cannot write {str(folder)!r}: {str(parent)!r} is not a folder you may write to.")
-
-
-def _exists(folder: Path) -> LeanconvError:
-    return LeanconvError(f"{str(folder)!r} exists already; choose another name or remove it first.")
-
-
-def _clear_leftovers(folder: Path) -> None:
-    """Remove what a killed process left of the same folder."""
-    ours = re.compile(rf"\.{re.escape(folder.name)}\.(\d+)-[0-9a-f]{{32}}{re.escape(PART)}")
-    for left in folder.parent.glob(f".*{PART}"):
-        found = ours.fullmatch(left.name)
-        # The same number as ours is an earlier process that had it, as in a container started again.
-        if found and (int(found[1]) == os.getpid() or not _alive(int(found[1]))):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    check_name(folder, "folder")
+    check_absent(folder)
+    check_parent(folder)
 
 
 def _flush(path: Path) -> None:

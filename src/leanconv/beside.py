@@ -1,0 +1,100 @@
+"""New files and folders that appear whole or not at all: written in a folder beside their place and moved there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from leanconv.errors import LeanconvError
+
+# The end of the name of a folder that is being written.
+PART = ".leanconv-part"
+# Those this process is writing: its number alone does not say whether it still does, as an earlier process may have had
+# the same one.
+_writing: set[Path] = set()
+
+
+def check_name(path: Path, what: str, longest: int = 200) -> None:
+    """``longest``: bytes, with room for what is added to it while it is written."""
+    if not path.name or len(os.fsencode(path.name)) > longest or "\0" in str(path):
+        raise LeanconvError(f"{str(path)[:80]!r} cannot be the name of a {what}; give a shorter, plain one.")
+
+
+def check_absent(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise exists_already(path)
+
+
+def check_parent(path: Path) -> None:
+    """Refuse a path none of whose folders can be written to."""
+    parent = next(place for place in path.absolute().parents if place.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise LeanconvError(f"cannot write {str(path)!r}: {str(parent)!r} is not a folder you may write to.")
+
+
+def exists_already(path: Path) -> LeanconvError:
+    return LeanconvError(f"{str(path)!r} exists already; choose another name or remove it first.")
+
+
+def cannot_write(path: Path, error: Exception, kept: str = "nothing was left behind") -> LeanconvError:
+    said = getattr(error, "strerror", None) or str(error)
+    return LeanconvError(f"cannot write {str(path)!r}: {said}; {kept}, choose another place.")
+
+
+@contextmanager
+def folders_of(path: Path) -> Iterator[None]:
+    """Make the folders ``path`` lies in; after an error those that were made are gone again."""
+    made = [place for place in path.absolute().parents if not place.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for place in made:
+            with contextlib.suppress(OSError):  # another process may have put something there meanwhile
+                place.rmdir()
+        raise
+
+
+@contextmanager
+def part_beside(path: Path) -> Iterator[Path]:
+    """A new folder beside ``path`` to write in. What is in it at the end is to be moved from there: it is removed."""
+    _clear_leftovers(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}{PART}")
+    _writing.add(part.absolute())
+    try:
+        with folders_of(path):
+            try:
+                part.mkdir()
+                yield part
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+    finally:
+        _writing.discard(part.absolute())
+
+
+def _clear_leftovers(path: Path) -> None:
+    """Remove what killed processes left of the same path."""
+    ours = re.compile(rf"\.{re.escape(path.name)}\.(\d+)-[0-9a-f]{{32}}{re.escape(PART)}")
+    for left in path.parent.glob(f".*{PART}"):
+        found = ours.fullmatch(left.name)
+        if found is None or left.absolute() in _writing:
+            continue
+        # The same number as ours is an earlier process that had it, as in a container started again.
+        if int(found[1]) == os.getpid() or not _alive(int(found[1])):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
