@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from leanconv.beside import folders_of, part_beside
+from leanconv.beside import check_absent, check_name, check_parent, folders_of, part_beside
 from leanconv.errors import LeanconvError
 from leanconv.export.place import new_file
+from leanconv.report.write import check_report
 
 
 def leftover(place: Path, process: int) -> Path:
@@ -59,6 +60,55 @@ def test_what_this_process_is_writing_elsewhere_stays(tmp_path: Path) -> None:
     thread.join()
     assert len(found) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_place_by_two_paths(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with part_beside(tmp_path / "real" / "place") as one:
+        with part_beside(tmp_path / "link" / "place"), part_beside(tmp_path / "real" / ".." / "real" / "place"):
+            pass
+        assert one.is_dir()
+
+
+@pytest.mark.parametrize("number", [2**31, 10**30])
+def test_what_only_looks_like_a_leftover_stays(tmp_path: Path, number: int) -> None:
+    left = leftover(tmp_path / "place", number)
+    with part_beside(tmp_path / "place"):
+        pass
+    assert left.is_dir()
+
+
+def test_the_longest_name_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 4194303)  # the largest there is on Linux
+    place = tmp_path / ("a" * 190)
+    check_name(place, "folder")
+    with part_beside(place) as part:
+        assert part.is_dir()
+    with pytest.raises(LeanconvError, match="give a shorter, plain one"):
+        check_name(tmp_path / ("a" * 191), "folder")
+
+
+def refuse(path: Path) -> None:
+    check_absent(path)
+    check_parent(path)
+
+
+def test_places_that_cannot_be_looked_at_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "nowhere").symlink_to("gone")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("")
+    for path, why in {
+        tmp_path / ("a" * 300) / "net": "File name too long",
+        tmp_path / "loop" / "net": "Too many levels of symbolic links",
+        tmp_path / "nowhere" / "net": "nowhere' is not a folder you may write to",
+        tmp_path / "file" / "net": "file' is not a folder you may write to",
+        tmp_path / "nowhere": "exists already",
+    }.items():
+        with pytest.raises(LeanconvError, match=why):
+            refuse(path)
+    with pytest.raises(LeanconvError, match="File name too long"):
+        check_report(tmp_path / ("a" * 300) / "page.html")
 
 
 def test_an_error_leaves_no_folder(tmp_path: Path) -> None:

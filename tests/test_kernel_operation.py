@@ -37,11 +37,11 @@ class Calling(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         _, weights, bias, *self.rest = operands(2)
-        self.tensors = nn.ParameterList([*weights, bias]).requires_grad_(False)  # type: ignore[misc]
+        self.weights = nn.ParameterList(weights).requires_grad_(False)
+        self.bias = nn.Parameter(bias, requires_grad=False)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        *weights, bias = self.tensors
-        return torch.ops.leanconv.factored(x, weights, bias, *self.rest)
+        return torch.ops.leanconv.factored(x, [*self.weights.parameters()], self.bias, *self.rest)
 
 
 def test_the_operation_can_be_exported_and_compiled() -> None:

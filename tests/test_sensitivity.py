@@ -265,6 +265,17 @@ def test_other_schemes(scheme: Any) -> None:
     assert {layer.scheme for layer in result.layers} == {scheme}
 
 
+@pytest.mark.parametrize("scheme", ["channel", "spatial", "spatial-sgd", "3d"])
+def test_a_layer_whose_responses_never_vary(scheme: Any) -> None:
+    network = plain_network(batch_norm=False)
+    dead = network[2]
+    assert isinstance(dead, nn.Conv2d)
+    nn.init.zeros_(dead.weight)
+    nn.init.constant_(dead.bias, -1.0)
+    result = leanconv.accelerate(network, smooth_images(), 2, scheme, ranks="sensitivity", **QUICK)
+    assert 2 <= result.speedup < 2.04
+
+
 def test_what_the_output_does_not_depend_on_gets_the_least() -> None:
     torch.manual_seed(0)
     result = leanconv.accelerate(Deaf().eval(), smooth_images(), 1.8, ranks="sensitivity", **QUICK)

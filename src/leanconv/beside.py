@@ -15,25 +15,36 @@ from leanconv.errors import LeanconvError
 
 # The end of the name of a folder that is being written.
 PART = ".leanconv-part"
-# Those this process is writing: its number alone does not say whether it still does, as an earlier process may have had
+# Names of those this process is writing, each drawn once, so that it does not matter by which path: its number alone does not say whether it still does, as an earlier process may have had
 # the same one.
-_writing: set[Path] = set()
+_writing: set[str] = set()
 
 
-def check_name(path: Path, what: str, longest: int = 200) -> None:
+def check_name(path: Path, what: str, longest: int = 190) -> None:
     """``longest``: bytes, with room for what is added to it while it is written."""
     if not path.name or len(os.fsencode(path.name)) > longest or "\0" in str(path):
         raise LeanconvError(f"{str(path)[:80]!r} cannot be the name of a {what}; give a shorter, plain one.")
 
 
+def is_taken(path: Path) -> bool:
+    """Whether something has this name, a link that leads nowhere included; a place one cannot look at is refused."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return True
+
+
 def check_absent(path: Path) -> None:
-    if path.exists() or path.is_symlink():
+    if is_taken(path):
         raise exists_already(path)
 
 
 def check_parent(path: Path) -> None:
     """Refuse a path none of whose folders can be written to."""
-    parent = next(place for place in path.absolute().parents if place.exists())
+    parent = next(place for place in path.absolute().parents if os.path.lexists(place))
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise LeanconvError(f"cannot write {str(path)!r}: {str(parent)!r} is not a folder you may write to.")
 
@@ -66,7 +77,7 @@ def part_beside(path: Path) -> Iterator[Path]:
     """A new folder beside ``path`` to write in. What is in it at the end is to be moved from there: it is removed."""
     _clear_leftovers(path)
     part = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}{PART}")
-    _writing.add(part.absolute())
+    _writing.add(part.name)
     try:
         with folders_of(path):
             try:
@@ -75,15 +86,15 @@ def part_beside(path: Path) -> Iterator[Path]:
             finally:
                 shutil.rmtree(part, ignore_errors=True)
     finally:
-        _writing.discard(part.absolute())
+        _writing.discard(part.name)
 
 
 def _clear_leftovers(path: Path) -> None:
     """Remove what killed processes left of the same path."""
-    ours = re.compile(rf"\.{re.escape(path.name)}\.(\d+)-[0-9a-f]{{32}}{re.escape(PART)}")
+    ours = re.compile(rf"\.{re.escape(path.name)}\.(\d{{1,7}})-[0-9a-f]{{32}}{re.escape(PART)}")
     for left in path.parent.glob(f".*{PART}"):
         found = ours.fullmatch(left.name)
-        if found is None or left.absolute() in _writing:
+        if found is None or left.name in _writing:
             continue
         # The same number as ours is an earlier process that had it, as in a container started again.
         if int(found[1]) == os.getpid() or not _alive(int(found[1])):

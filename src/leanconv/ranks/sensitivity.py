@@ -87,9 +87,10 @@ def isotonic(values: list[float]) -> list[float]:
 
 def allowed(felt: Mapping[str, Felt]) -> dict[str, float]:
     """What each layer alone may lose of its responses' energy for one and the same change of the output; what is usual
-    where nothing was measured."""
+    where nothing was measured, as of a layer whose responses never vary."""
     # The energy of a small change goes through in proportion.
-    curves = {name: Curve(one.output, 0.5) for name, one in felt.items() if one.output}
+    measured = {name: one.output for name, one in felt.items() if any(loss > 0 for loss, _ in one.output)}
+    curves = {name: Curve(points, 0.5) for name, points in measured.items()}
     usual = statistics.median(curve(USUAL) for curve in curves.values()) if curves else 0.0
     return {name: curves[name].reaches(usual) if name in curves else USUAL for name in felt}
 

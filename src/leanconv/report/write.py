@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leanconv.beside import cannot_write, check_name, check_parent, folders_of
+from leanconv.beside import cannot_write, check_name, check_parent, folders_of, is_taken
 from leanconv.errors import LeanconvError
 from leanconv.report.facts import facts_of
 from leanconv.report.page import MARK, page, plotly_js
@@ -40,9 +40,10 @@ def check_report(path: Path) -> None:
 def check_place(path: Path, mark: str, what: str) -> None:
     """The same for any page: of files that are there only those with its ``mark`` are replaced."""
     check_name(path, "file", 150)
-    if path.is_dir():
+    taken = is_taken(path)
+    if taken and path.is_dir():
         raise LeanconvError(f"--out {str(path)!r} is a folder; give the name of a file, such as report.html.")
-    if path.exists() and not _is_marked(path, mark):
+    if taken and not _is_marked(path, mark):
         raise LeanconvError(f"{str(path)!r} exists and is no {what} of leanconv; choose another name or remove it.")
     check_parent(path)
     plotly_js()
