@@ -108,8 +108,8 @@ def traced(model: nn.Module, example: Tensor, free: dict[int, str]) -> torch.exp
             program = torch.export.export(model, (example,), dynamic_shapes=shapes)
     except Exception as error:
         raise Failed(f"torch.export does not take it with {_listed(free)} ({said(error)})") from error
-    # A network may have asked a replaced layer for the weight it no longer has and used its dtype alone. The stand-in is
-    # not a number, which torch before 2.9 cannot write to a file.
+    # A network may have asked a replaced layer for the weight it no longer has, and used its dtype alone. The stand-in
+    # is not a number, which torch before 2.9 cannot write to a file.
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
     return program
