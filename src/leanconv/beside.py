@@ -15,8 +15,8 @@ from leanconv.errors import LeanconvError
 
 # The end of the name of a folder that is being written.
 PART = ".leanconv-part"
-# Names of those this process is writing, each drawn once: it does not matter by which path. A process's number alone does
-# not say whether it still writes, as an earlier one may have had the same.
+# Names of those this process is writing, each drawn once: it does not matter by which path. A process's number alone
+# does not say whether it still writes, as an earlier one may have had the same.
 _writing: set[str] = set()
 
 
