@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,63 +17,17 @@ from leanconv.calibrate.batches import Batches
 from leanconv.calibrate.memory import Memory
 from leanconv.cli.main import run as command
 from leanconv.images.batches import Placed
-from leanconv.options import Options
 from leanconv.result import Accelerated
 from leanconv.train import refine
 from leanconv.train.augment import crop_and_flip
-from leanconv.train.checkpoint import Checkpoint
-from leanconv.train.finetune import finetune
-from leanconv.workdir import Workdir
-from tests.conftest import plain_network, relative, smooth_images
+from tests import distilling
+from tests.conftest import smooth_images
+from tests.distilling import SIZE, distance, images, network, run, trained_with
 from tests.test_images import write_picture
-from tests.test_workdir import assert_equal, ended_after
+from tests.test_workdir import assert_equal
 
-SIZE = 12
-
-
-def network() -> nn.Module:
-    return plain_network((12, 16, 16, 16))
-
-
-def images(count: int = 40, seed: int = 0) -> Tensor:
-    return smooth_images(count, SIZE, seed=seed)
-
-
-def run(refined: str = "distill", model: nn.Module | None = None, **other: object) -> Accelerated:
-    arguments: dict[str, object] = {"speedup": 2.0, "samples": 2000, "progress": False, **other}
-    given = arguments.pop("images", None)
-    return leanconv.accelerate(
-        network() if model is None else model,
-        images() if given is None else given,  # type: ignore[arg-type]
-        refine=refined,  # type: ignore[arg-type]
-        **arguments,  # type: ignore[arg-type]
-    )
-
-
-def trained_with(monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
-    monkeypatch.setattr(refine, "finetune", partial(finetune, **settings))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refine, "EPOCHS", 4)
-
-
-@pytest.fixture(scope="module")
-def distilled() -> Accelerated:
-    return run()
-
-
-@pytest.fixture(scope="module")
-def closed_form() -> Accelerated:
-    return run("closed-form")
-
-
-def distance(result: Accelerated) -> float:
-    """From the original's answers, on images nobody has seen."""
-    unseen = images(100, seed=9)
-    with torch.no_grad():
-        return relative(result.model(unseen), network()(unseen))
+# Fixtures, which pytest looks for by name in this file.
+short, many, distilled, closed_form = distilling.short, distilling.many, distilling.distilled, distilling.closed_form
 
 
 def test_it_ends_nearer_to_the_original(distilled: Accelerated, closed_form: Accelerated) -> None:
@@ -85,6 +38,7 @@ def test_it_ends_nearer_to_the_original(distilled: Accelerated, closed_form: Acc
     assert distilled.seconds["distilling"] > 0
 
 
+@pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("form", [{"scheme": "spatial"}, {"scheme": "channel"}, {"asymmetric": False}], ids=str)
 def test_it_goes_with_every_scheme(form: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refine, "EPOCHS", 40)
@@ -114,11 +68,13 @@ def test_steps_that_were_asked_for_are_taken() -> None:
         run(steps=0)
 
 
-def test_ranks_and_macs_are_those_of_the_closed_form(distilled: Accelerated, closed_form: Accelerated) -> None:
-    assert distilled.layers == closed_form.layers
-    assert distilled.macs_after == closed_form.macs_after
-    assert distilled.parameters_after == closed_form.parameters_after
-    assert distilled.options.refine == "distill"
+@pytest.mark.usefixtures("many", "short")
+def test_ranks_and_macs_are_those_of_the_closed_form(closed_form: Accelerated) -> None:
+    trained = run()
+    assert trained.layers == closed_form.layers
+    assert trained.macs_after == closed_form.macs_after
+    assert trained.parameters_after == closed_form.parameters_after
+    assert trained.options.refine == "distill"
 
 
 @pytest.mark.usefixtures("short")
@@ -141,6 +97,7 @@ def test_same_seed_same_bits_and_nothing_of_the_user_is_touched() -> None:
     assert not torch.equal(other.model[3][0].weight, a.model[3][0].weight)
 
 
+@pytest.mark.usefixtures("many")
 def test_a_training_that_does_not_help_is_stopped_and_forgotten(
     monkeypatch: pytest.MonkeyPatch, closed_form: Accelerated
 ) -> None:
@@ -253,93 +210,10 @@ def test_several_processes_are_sent_to_finetune() -> None:
         refine.check_distillable(network(), 2)
 
 
-# The workdir.
-
-
-def killed_at(keep: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """A run that ends right after its ``keep``-th checkpoint."""
-    ended_after(keep, Checkpoint, "keep", monkeypatch, lambda: run(workdir=folder))
-
-
-def nothing_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workdir, "keep_solved", lambda *_: pytest.fail("it was solved before"))
-
-
-def test_a_run_stopped_while_it_is_trained_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refine, "EPOCHS", 8)
-    whole = run()
-    trained_with(monkeypatch, checkpoint_every=3)
-    killed_at(2, monkeypatch, tmp_path)
-    state = torch.load(tmp_path / "distilling" / "state.pt", weights_only=True)["state"]
-    assert state["step"] == 3
-    with pytest.raises(LeanconvError, match="an unfinished run with refine='distill', but refine='closed-form' was"):
-        run("closed-form", workdir=tmp_path)
-    nothing_is_solved(monkeypatch)
-    killed_at(1, monkeypatch, tmp_path)
-    again = run(workdir=tmp_path)
-    assert_equal(whole, again)
-    keys = ("step", "loss", "held_loss")
-    rows = [[[row[key] for key in keys] for row in result.training["history"]["rows"]] for result in (whole, again)]
-    assert rows[0] == rows[1]
-    monkeypatch.setattr("leanconv.train.step.Stepper.__call__", lambda *_: pytest.fail("it was trained before"))
-    assert_equal(whole, run(workdir=tmp_path))
-    assert not list(tmp_path.rglob("*.part"))
-
-
-@pytest.mark.usefixtures("short")
-def test_closed_form_and_distillation_share_what_is_solved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed_form: Accelerated
-) -> None:
-    assert_equal(closed_form, run("closed-form", workdir=tmp_path))
-    with monkeypatch.context() as patch:
-        nothing_is_solved(patch)
-        assert_equal(run(), run(workdir=tmp_path))
-        assert_equal(closed_form, run("closed-form", workdir=tmp_path))
-    assert not (tmp_path / "distilling").exists()
-    run(workdir=tmp_path)
-    for refined, changed in (("distill", {"speedup": 3.0}), ("none", {"speedup": 3.0}), ("distill", {})):
-        assert_equal(run(refined, **changed), run(refined, workdir=tmp_path, **changed))
-    assert (tmp_path / "distilling").exists()
-
-
-def test_other_steps_train_anew_what_is_solved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained_with(monkeypatch, checkpoint_every=1)
-    ended_after(2, Checkpoint, "keep", monkeypatch, lambda: run(workdir=tmp_path, steps=4))
-    with pytest.raises(LeanconvError, match="an unfinished run with steps=4, but steps=2 was given"):
-        run(workdir=tmp_path, steps=2)
-    assert_equal(run(steps=4), run(workdir=tmp_path, steps=4))
-    fresh = run(steps=2)
-    nothing_is_solved(monkeypatch)
-    assert_equal(fresh, run(workdir=tmp_path, steps=2))
-
-
-def test_a_folder_from_before_there_were_steps_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run("closed-form", workdir=tmp_path)
-    file = tmp_path / "leanconv-work.json"
-    state = json.loads(file.read_text())
-    for part in ("run", "solving"):
-        del state[part]["steps"]
-    file.write_text(json.dumps(state))
-    nothing_is_solved(monkeypatch)
-    assert_equal(whole, run("closed-form", workdir=tmp_path))
-
-
-@pytest.mark.parametrize(("ranks", "shared"), [("energy", True), ("uniform", True), ("latency", False)])
-def test_layers_of_ranks_found_by_timing_are_not_shared(ranks: str, shared: bool, tmp_path: Path) -> None:
-    """Timed again they would be other ranks."""
-    work, given = Workdir(tmp_path), {"model": "a", "images": "b", "device": "cpu"}
-    work.begin(given, Options.check(ranks=ranks, refine="closed-form"))
-    (tmp_path / "solved").mkdir()
-    work.finish()
-    work.begin(given, Options.check(ranks=ranks, refine="distill"))
-    assert (tmp_path / "solved").exists() is shared
-    work.close()
-
-
 # The command.
 
 NETWORK = """
-from tests.test_distill import network
+from tests.distilling import network
 def build():
     return network()
 """

@@ -28,7 +28,7 @@ from leanconv.progress import reporter
 from leanconv.result import Accelerated
 from leanconv.target import Target
 from leanconv.team import Team
-from leanconv.train.refine import check_distillable, check_examples, distilled, joined
+from leanconv.train.refine import are_few, check_distillable, check_examples, distilled, joined, put_aside
 from leanconv.workdir import Workdir, digest_of_images, digest_of_model
 
 
@@ -94,8 +94,9 @@ def accelerate(
             what they see in the accelerated network, in place of mixtures of the old ones. ``"none"`` is the paper's
             fit, which usually does worse on images not seen; in small networks its solve is quicker.
             ``"distill"`` (any scheme) does so and then trains the network on the images, without labels, to have the
-            original's feature maps: on a tenth of them it is judged, and the best that was seen there is kept. Much
-            longer; how it went is in ``result.training``.
+            original's feature maps: on a tenth of them it is judged, and the best that was seen there is kept. Of fewer
+            than 500 images the layers are not fitted to that tenth either. Much longer; how it went is in
+            ``result.training``.
         steps: for ``refine="distill"``, steps of training at most, to the end of an epoch: it ends where images held
             out gain no more. Default: about 1,200, in at most 100 epochs.
         target: for ``ranks="latency"``, what is timed: runtime, device, threads, batch and dtype. Default: torch where
@@ -148,9 +149,13 @@ def accelerate(
             with clock.stage("preparing"):
 
                 def set_out(batches: Batches) -> None:
-                    travel.send(batches, int(SHARE * min(share, device_share(place, None))))
+                    if not (options.refine == "distill" and are_few(batches.images)):  # some will not take part
+                        travel.send(batches, int(SHARE * min(share, device_share(place, None))))
 
-                batches, job = _prepared(model, images, options, place, team, set_out)
+                given, job = _prepared(model, images, options, place, team, set_out)
+                batches, judges = given, None
+                if options.refine == "distill" and are_few(given.images):
+                    batches, judges = put_aside(given, options.seed)
                 team.same("arguments", [options.to_json(), workdir is None])
                 team.same("images", batches.images)
                 if team.world > 1:
@@ -158,7 +163,7 @@ def accelerate(
             with _opened(workdir, team) as work:
                 if workdir is not None:
                     with clock.stage("opening the workdir"):
-                        _begin(work, model, batches, options, team, place)
+                        _begin(work, model, given, batches, options, team, place)
 
                 def room() -> Memory:
                     """Of what is free now, but for what has set out before it was asked."""
@@ -188,6 +193,7 @@ def accelerate(
                             result,
                             model,
                             joined(batches, room()),
+                            judges,
                             steps=options.steps,
                             seed=options.seed,
                             device=place,
@@ -212,13 +218,20 @@ def _opened(workdir: str | os.PathLike[str] | None, team: Team) -> Iterator[Work
 
 
 def _begin(
-    work: Workdir | None, model: nn.Module, batches: Batches, options: Options, team: Team, device: torch.device
+    work: Workdir | None,
+    model: nn.Module,
+    given: Batches,
+    fitted: Batches,
+    options: Options,
+    team: Team,
+    device: torch.device,
 ) -> None:
-    """Check the arguments against what the folder holds."""
-    shares = team.words(digest_of_images(batches))
+    """Check the arguments against what the folder holds. ``fitted``: what is left of the images ``given``."""
+    shares = team.words(digest_of_images(given))
     if work is not None:
         images = hashlib.sha256(repr(sorted(item for share in shares for item in share)).encode()).hexdigest()
-        work.begin({"model": digest_of_model(model), "images": images, "device": device.type}, options)
+        facts = {"model": digest_of_model(model), "images": images, "device": device.type}
+        work.begin({**facts, "all images": fitted is given}, options)
 
 
 def reachable(

@@ -44,11 +44,12 @@ STATE, SAMPLES, FACTS = "leanconv-work.json", "statistics", "statistics/facts.js
 SPECTRA, SENSITIVITY, SOLVED, DISTILLING = "spectra.json", "sensitivity.json", "solved", "distilling"
 PART = ".part"  # the end of the name of what is being written
 OLD = ".old"  # and of what is being removed
+REMOVED = (SAMPLES, SPECTRA, SENSITIVITY, SOLVED, DISTILLING)
 # All that may be so called.
-OWN = (STATE, SAMPLES, SPECTRA, SENSITIVITY, f"{SAMPLES}{OLD}", f"{SOLVED}{OLD}", f"{DISTILLING}{OLD}")
+OWN = (STATE, SAMPLES, SPECTRA, SENSITIVITY, *(f"{name}{OLD}" for name in REMOVED))
 
 # Arguments the statistics depend on.
-BASIS = ("model", "images", "device", "samples", "seed", "leanconv", "torch")
+BASIS = ("model", "images", "all images", "device", "samples", "seed", "leanconv", "torch")
 
 
 class Workdir:
@@ -85,7 +86,12 @@ class Workdir:
         if known is not None:
             for part in ("run", "solving"):  # of a folder from before there were steps
                 known[part] = {"steps": None, **known.get(part, {})}
-            self._compare(basis, known["basis"], "statistics of a run")
+            known["basis"] = {"all images": True, **known["basis"]}  # of one from before any were put aside
+            other = basis["all images"] != known["basis"]["all images"]
+            self._compare({**basis, "all images": known["basis"]["all images"]}, known["basis"], "statistics of a run")
+            if other and known["finished"]:  # distilled from few images, or not: nothing measured serves both
+                for part in (SOLVED, SENSITIVITY, SPECTRA, SAMPLES):
+                    self._remove(part)
             if known["finished"] and run != known["run"]:
                 self._remove(DISTILLING)
                 if solving != known.get("solving"):
@@ -209,7 +215,10 @@ class Workdir:
         with contextlib.suppress(FileNotFoundError):
             gone = self.folder / f"{name}{OLD}{PART}"
             (self.folder / name).rename(gone)
-            shutil.rmtree(gone)
+            if gone.is_dir():
+                shutil.rmtree(gone)
+            else:
+                gone.unlink()
 
     def _rename(self, part: Path, place: Path) -> None:
         self._flush(part)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from leanconv.calibrate.batches import Batch, Batches, to_device
+from leanconv.calibrate.batches import Batch, Batches, take, to_device
 from leanconv.calibrate.memory import Memory
 from leanconv.entrance import device_of
 from leanconv.errors import LeanconvError, listing
@@ -29,6 +29,10 @@ SHORT, LONG = 18, 200
 LR = 2e-3  # up to BATCH images a step; beyond, as the noise of the gradient falls, it rises
 HOLDOUT = 0.1
 FEWEST = 10  # images there must be, so that one is held out
+# Of fewer images than these the tenth is held out of the closed form too. It is fitted to few images so closely that by
+# them it looks better than anything training can make of it. More images, or less of a fit to each, and what is left of
+# that is less than what training gains; then every image is fitted to, and a workdir's layers serve both.
+FEW = 500
 PATIENCE = 20  # epochs without a better network before it stops
 SHIFT = 14  # images are moved by up to this part of their smaller side,
 SMALLEST = 8  # if that has so many pixels
@@ -87,6 +91,23 @@ def check_examples(original: nn.Module, layers: Iterable[str], batches: Batches)
         )
 
 
+def are_few(images: int) -> bool:
+    """Whether those the training is judged by are put aside before the layers are fitted."""
+    return images < FEW
+
+
+def put_aside(batches: Batches, seed: int) -> tuple[Batches, Tensor]:
+    """What the layers are fitted to, and a tenth of the images to judge the training by."""
+    pieces = [piece for batch in batches for piece in batch.pieces]
+    count = sum(map(len, pieces))
+    judging = torch.zeros(count, dtype=torch.bool)
+    judging[torch.randperm(count, generator=torch.Generator().manual_seed(seed))[: round(HOLDOUT * count)]] = True
+    masks = [mask.to(piece.device) for mask, piece in zip(judging.split([*map(len, pieces)]), pieces, strict=True)]
+    rest = [piece[~mask] for piece, mask in zip(pieces, masks, strict=True)]
+    judges = torch.cat([piece[mask] for piece, mask in zip(pieces, masks, strict=True)])
+    return take([part for part in rest if len(part)]), judges
+
+
 def joined(batches: Batches, memory: Memory) -> Tensor:
     """The images as one tensor: on the GPU, where there is room, as moving them there step by step takes longer."""
     pieces = tuple(piece for batch in batches for piece in batch.pieces)
@@ -101,6 +122,7 @@ def distilled(
     result: Accelerated,
     original: nn.Module,
     images: Tensor,
+    judges: Tensor | None,
     *,
     steps: int | None,
     seed: int,
@@ -109,16 +131,17 @@ def distilled(
     progress: bool,
 ) -> Accelerated:
     """``result`` trained to have the feature maps of ``original``: the best network seen on images held out, which may
-    be the one given."""
+    be the one given. ``judges``: those images, if they were put aside; else a tenth of ``images`` is."""
     # A layer the user has frozen is replaced and fitted all the same.
     frozen = [not parameter.requires_grad for parameter in result.model.parameters()]
     result.model.requires_grad_(True)
-    epochs, batch, lr = course(len(images), steps)
+    epochs, batch, lr = course(len(images) + (0 if judges is None else len(judges)), steps)
     with chosen_kernels(benchmark=False, deterministic=True):
         tuned = finetune(
             result,
             images,
             original,
+            validation=judges,
             augment=_augment(images),
             epochs=epochs,
             batch=batch,
