@@ -10,7 +10,8 @@ DIR and CIFAR are those of paper.py; CIFAR holds resnet20.safetensors too (cifar
 several can share the cells out. With --known TABLE.json the cells of a table are known too, and go into the new one.
 With --held-out the networks are calibrated on four fifths of the calibration pictures and judged on the others, by the
 original's own answers; no table is written. VGG-16's linear head knows those by heart: look at KL, not at agreement.
-Cells that were found beside other jobs (--beside) have no seconds; --times runs them again, alone, for these only.
+Cells that were found beside other jobs (--beside) have no seconds; --times runs them again, alone, for these, and
+keeps the KL it finds then ("kl again"), which tells whether the code is still that of the cell.
 Writes benchmarks/results/ablation.json, .md and -summary.md.
 """
 
@@ -182,8 +183,8 @@ def markdown(cells: list[dict[str, Any]]) -> str:
         lines += [
             f"`python benchmarks/ablation.py --model {model}` on {machines(own)}. Original: top-1 "
             f"{base['top1']:.2f} %, top-5 {base['top5']:.2f} %; increase of the {base['error']} error in points, "
-            "median of the seeds (each seed), the first seed's 95 % interval, KL from the original's outputs, seconds "
-            "(of what ran alone on the machine).",
+            "median of the seeds (each seed), the 95 % interval of that seed, paired with the original picture by "
+            "picture, KL from the original's outputs, seconds (of what ran alone on the machine).",
             "",
         ]
         for speedup in sorted({one["speedup"] for one in own}):
@@ -195,11 +196,12 @@ def markdown(cells: list[dict[str, Any]]) -> str:
                 if not found:
                     continue
                 increase = [one["increase"] for one in found]
+                middle = sorted(found, key=lambda one: one["increase"])[(len(found) - 1) // 2]
                 each = ", ".join(f"{value:.2f}" for value in increase)
                 kl, agreement = (statistics.median(one[key] for one in found) for key in ("kl", "agreement"))
                 lines.append(
-                    f"| {row} | {statistics.median(increase):.2f} ({each}) | {found[0]['low']:.1f} to "
-                    f"{found[0]['high']:.1f} | {agreement:.2f} | {kl:.4f} | {alone(found, '{:.1f}')} |"
+                    f"| {row} | {statistics.median(increase):.2f} ({each}) | {middle['low']:.1f} to "
+                    f"{middle['high']:.1f} | {agreement:.2f} | {kl:.4f} | {alone(found, '{:.1f}')} |"
                 )
             lines.append("")
     return "\n".join(lines)
@@ -291,7 +293,8 @@ def main() -> None:
                         continue
                     found = cell(subject, speedup, row, seed)
                     if known is not None:
-                        found = {**known, "seconds": found["seconds"], "timed on": found["machine"]}
+                        again = {"seconds": found["seconds"], "timed on": found["machine"], "kl again": found["kl"]}
+                        found = {**known, **again}
                     elif options.beside:
                         found["seconds"] = None
                     write_whole(file, json.dumps(found) + "\n")
