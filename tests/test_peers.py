@@ -1,0 +1,66 @@
+"""The comparison with other libraries: its table, and what the README says of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+
+import peers  # noqa: E402
+
+TABLE = ROOT / "benchmarks" / "results" / "peers.json"
+
+
+def test_the_committed_table_is_that_of_its_rows() -> None:
+    rows = json.loads(TABLE.read_text())
+    assert peers.markdown(rows).rstrip("\n") + "\n" == TABLE.with_suffix(".md").read_text()
+    assert {row["way"].partition(", norms")[0] for row in rows} == set(peers.WAYS)
+
+
+def test_the_readme_has_the_best_of_each() -> None:
+    rows = [row for row in json.loads(TABLE.read_text()) if (row["model"], row["asked"]) == ("resnet20-cifar10", 2.0)]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    plain, by_output, aimet, pruning, tucker = (
+        f"{min(row['increase'] for row in rows if row['way'].partition(', norms')[0] == way):.2f}" for way in peers.WAYS
+    )
+    assert f'leanconv loses {plain} points of top-1, and {by_output} with `ranks="sensitivity"`' in text
+    assert f"AIMET's spatial SVD {aimet}, tensorly-torch's Tucker decomposition {tucker}" in text
+    assert f"Torch-Pruning, which is meant to be trained afterwards, {pruning}, each" in text
+
+
+@pytest.mark.parametrize("speedup", [1.3, 3.0, 8.0])
+def test_the_least_is_taken_that_gives_the_speedup(speedup: float) -> None:
+    """A network of ever fewer channels: the first narrow enough."""
+
+    def made(cut: float) -> nn.Module:
+        return nn.Conv2d(8, max(1, round(1000 * (1 - cut))), 3)
+
+    class Subject:
+        model, calibration = made(0.0), (torch.rand(2, 8, 6, 6),)
+
+    found = peers.least_cut(made, Subject, speedup)  # type: ignore[arg-type]
+    ratio = peers.conv_macs(Subject.model, Subject) / peers.conv_macs(found, Subject)  # type: ignore[arg-type]
+    assert peers.conv_macs(Subject.model, Subject) == 1000 * 8 * 9 * 16  # type: ignore[arg-type]
+    assert speedup <= ratio < 1.05 * speedup
+
+
+def test_batch_norms_are_measured_anew() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    images = 5 + torch.rand(20, 3, 8, 8)
+
+    class Subject:
+        calibration = images.split(10)
+
+    found = peers.norms_measured_anew(model, Subject)  # type: ignore[arg-type]
+    assert found is not None
+    torch.testing.assert_close(found(images).mean((0, 2, 3)), torch.zeros(4), atol=1e-4, rtol=0)
+    assert float(model[1].running_mean.abs().max()) == 0  # type: ignore[union-attr, operator]
+    assert peers.norms_measured_anew(nn.Sequential(nn.Conv2d(3, 4, 3)), Subject) is None  # type: ignore[arg-type]
