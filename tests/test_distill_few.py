@@ -41,7 +41,7 @@ def test_layers_are_fitted_to_the_others_only(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(refine, "finetune", watched)
     result = run()
-    assert result.images == len(seen["trained"]) == 36
+    assert (result.images, len(seen["trained"])) == (40, 36)
     assert len(torch.cat([seen["trained"], seen["judged"]]).unique(dim=0)) == 40
     fitted = run("closed-form", images=seen["trained"])
     assert result.layers == fitted.layers
@@ -49,6 +49,30 @@ def test_layers_are_fitted_to_the_others_only(monkeypatch: pytest.MonkeyPatch) -
     run(images=enough, steps=1)
     assert seen["judged"] is None
     assert torch.equal(seen["trained"], enough)
+
+
+def test_the_course_is_that_of_all_images() -> None:
+    result = run(images=images(400), steps=1)
+    assert result.training["settings"]["batch"] == refine.course(400)[1] != refine.course(360)[1]
+
+
+@pytest.mark.usefixtures("short")
+def test_images_some_of_which_stay_out_do_not_travel_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are known by their place, which for those behind them changes."""
+    sent: list[int] = []
+    monkeypatch.setattr("leanconv.calibrate.inputs.Travel.send", lambda _, batches, room: sent.append(batches.images))
+    run()
+    assert sent == []
+    run("closed-form")
+    run(images=images(refine.FEW), steps=1)
+    assert sent == [40, refine.FEW]
+
+
+@pytest.mark.parametrize("count", [40, 550])
+def test_images_that_autograd_follows(count: int) -> None:
+    given = images(count).requires_grad_()
+    assert run(images=given, steps=2).training["history"]["rows"][-1]["step"] >= 2
+    assert given.grad is None
 
 
 def test_few_images_are_enough_to_gain_by() -> None:

@@ -59,7 +59,30 @@ def test_few_images_are_measured_anew_where_a_tenth_is_put_aside(tmp_path: Path,
     assert_equal(whole, run(workdir=tmp_path))
     assert_equal(closed_form, run("closed-form", workdir=tmp_path))
     assert_equal(run(speedup=3.0), run(speedup=3.0, workdir=tmp_path))
+    by_output = {"ranks": "sensitivity"}
+    for refined in ("distill", "closed-form", "distill"):
+        assert_equal(run(refined, **by_output), run(refined, workdir=tmp_path, **by_output))
     assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize("killed", [None, (Workdir, "keep_solved", 1), (Checkpoint, "keep", 2)], ids=str)
+def test_a_folder_from_before_any_were_put_aside(
+    killed: tuple[type, str, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(refine, "FEW", 0)
+        before.setattr(refine, "EPOCHS", 4)
+        if killed is None:
+            run(workdir=tmp_path)
+        else:
+            trained_with(before, checkpoint_every=1)
+            ended_after(killed[2], killed[0], killed[1], before, lambda: run(workdir=tmp_path))
+    file = tmp_path / "leanconv-work.json"
+    state = json.loads(file.read_text())
+    del state["basis"]["all images"]
+    file.write_text(json.dumps(state))
+    monkeypatch.setattr(refine, "EPOCHS", 4)
+    assert_equal(run(), run(workdir=tmp_path))
 
 
 def test_an_unfinished_run_on_few_images_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,26 @@ def test_a_fixed_file_has_the_examples_shape(tmp_path: Path, capsys) -> None:
     assert capsys.readouterr().err == ""
 
 
+class InPlace(nn.Module):
+    """Changes a map where gradients are off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        with torch.no_grad():
+            y[:, 1].add_(5)
+        return y
+
+
+def test_what_only_changes_something_in_place_is_exported_too(tmp_path: Path) -> None:
+    written = write_onnx(InPlace().eval(), smooth_images(2, 8), tmp_path / "net.onnx")
+    assert written.difference is not None
+    assert written.difference < 1e-5
+
+
 @torch.no_grad()
 def test_pt2_loads_where_leanconv_cannot_be_imported(tmp_path: Path) -> None:
     model = Asking().eval()

@@ -164,6 +164,7 @@ def accelerate(
                 if workdir is not None:
                     with clock.stage("opening the workdir"):
                         _begin(work, model, given, batches, options, team, place)
+                del given  # with few images to distil from, others than those that are left
 
                 def room() -> Memory:
                     """Of what is free now, but for what has set out before it was asked."""

@@ -89,15 +89,16 @@ class Workdir:
             known["basis"] = {"all images": True, **known["basis"]}  # of one from before any were put aside
             other = basis["all images"] != known["basis"]["all images"]
             self._compare({**basis, "all images": known["basis"]["all images"]}, known["basis"], "statistics of a run")
-            if other and known["finished"]:  # distilled from few images, or not: nothing measured serves both
-                for part in (SOLVED, SENSITIVITY, SPECTRA, SAMPLES):
-                    self._remove(part)
             if known["finished"] and run != known["run"]:
                 self._remove(DISTILLING)
                 if solving != known.get("solving"):
                     self._remove(SOLVED)
             else:
                 self._compare(run, known["run"], "an unfinished run")
+            if other:  # distilled from few images, or not: nothing that was measured serves both
+                for part in (DISTILLING, SOLVED, SENSITIVITY, SPECTRA, SAMPLES):
+                    self._remove(part)
+                known = None
         finished = known is not None and known["finished"] and run == known["run"]
         self._state = {"basis": basis, "run": run, "solving": solving, "finished": finished}
         self._store(STATE, self._state)

@@ -108,11 +108,18 @@ def traced(model: nn.Module, example: Tensor, free: dict[int, str]) -> torch.exp
             program = torch.export.export(model, (example,), dynamic_shapes=shapes)
     except Exception as error:
         raise Failed(f"torch.export does not take it with {_listed(free)} ({said(error)})") from error
-    # A network may have asked a replaced layer for the weight it no longer has, and used its dtype alone. The stand-in
-    # is not a number, which torch before 2.9 cannot write to a file.
-    program.graph.eliminate_dead_code()
-    program.graph_module.recompile()
+    _drop_stand_ins(program)
     return program
+
+
+def _drop_stand_ins(program: torch.export.ExportedProgram) -> None:
+    """A network may have asked a replaced layer for the weight it no longer has, and used its dtype alone. The stand-in
+    is not a number, which torch before 2.9 cannot write to a file. Nothing else goes: torch takes blocks that only
+    change something in place for dead code."""
+    for node in reversed(program.graph.nodes):
+        if node.target in (torch.ops.aten.full.default, torch.ops.aten.expand.default) and not node.users:
+            program.graph.erase_node(node)
+    program.graph_module.recompile()
 
 
 def _listed(free: dict[int, str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -103,8 +104,9 @@ def put_aside(batches: Batches, seed: int) -> tuple[Batches, Tensor]:
     judging = torch.zeros(count, dtype=torch.bool)
     judging[torch.randperm(count, generator=torch.Generator().manual_seed(seed))[: round(HOLDOUT * count)]] = True
     masks = [mask.to(piece.device) for mask, piece in zip(judging.split([*map(len, pieces)]), pieces, strict=True)]
+    pieces = [piece.detach() for piece in pieces]
     rest = [piece[~mask] for piece, mask in zip(pieces, masks, strict=True)]
-    judges = torch.cat([piece[mask] for piece, mask in zip(pieces, masks, strict=True)])
+    judges = torch.cat([piece[mask].to(pieces[0].device) for piece, mask in zip(pieces, masks, strict=True)])
     return take([part for part in rest if len(part)]), judges
 
 
@@ -115,7 +117,7 @@ def joined(batches: Batches, memory: Memory) -> Tensor:
     # Not as many as the batches count: pictures that cannot be read have a number too.
     whole = Batch(0, sum(len(piece) for piece in pieces), pieces)
     images: Tensor = whole.on(pieces[0].device if room is None else memory.device)
-    return images
+    return images.detach()  # the user's may be followed by autograd
 
 
 def distilled(
@@ -135,7 +137,8 @@ def distilled(
     # A layer the user has frozen is replaced and fitted all the same.
     frozen = [not parameter.requires_grad for parameter in result.model.parameters()]
     result.model.requires_grad_(True)
-    epochs, batch, lr = course(len(images) + (0 if judges is None else len(judges)), steps)
+    given = len(images) + (0 if judges is None else len(judges))
+    epochs, batch, lr = course(given, steps)
     with chosen_kernels(benchmark=False, deterministic=True):
         tuned = finetune(
             result,
@@ -156,7 +159,7 @@ def distilled(
     for parameter, was in zip(tuned.model.parameters(), frozen, strict=True):
         parameter.requires_grad_(not was)
     assert tuned.result is not None
-    return tuned.result
+    return replace(tuned.result, images=result.images + (0 if judges is None else len(judges)))
 
 
 def course(images: int, steps: int | None = None) -> tuple[int, int, float]:
