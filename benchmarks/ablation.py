@@ -11,7 +11,8 @@ several can share the cells out. With --known TABLE.json the cells of a table ar
 With --held-out the networks are calibrated on four fifths of the calibration pictures and judged on the others, by the
 original's own answers; no table is written. VGG-16's linear head knows those by heart: look at KL, not at agreement.
 Cells that were found beside other jobs (--beside) have no seconds; --times runs them again, alone, for these, and
-keeps the KL it finds then ("kl again"), which tells whether the code is still that of the cell.
+keeps the KL it finds then ("kl again"), which tells whether the code still does what it did. A cell says which commit
+it is of ("code"; of cells from before that was kept, the one they came with); a machine without git is told by --code.
 Writes benchmarks/results/ablation.json, .md and -summary.md.
 """
 
@@ -20,7 +21,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -113,6 +116,15 @@ def without(step: str | None) -> Iterator[None]:
         yield
 
 
+def commit() -> str:
+    """That is checked out here, "-dirty" where files differ from it."""
+    try:
+        words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 def cell(subject: Subject, speedup: float, row: str, seed: int) -> dict[str, Any]:
     arguments = {"refine": "none", **ROWS[row]}
     images = subject.calibration
@@ -168,6 +180,18 @@ def machines(cells: list[dict[str, Any]]) -> str:
     return " and ".join(sorted(set(found), key=lambda name: (-found.count(name), name)))
 
 
+def commits(cells: list[dict[str, Any]]) -> str:
+    """Those the cells are of, most of them first, with their number."""
+    found = Counter(one["code"] for one in cells)
+    return ", ".join(f"{name} ({count})" for name, count in sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def timed(cells: list[dict[str, Any]]) -> str:
+    """How many calls the seconds are of."""
+    counts = Counter((one["speedup"], one["row"]) for one in cells if one["seconds"] is not None)
+    return f"seconds of calls that were alone on the machine, of {sum(n == 1 for n in counts.values())} rows one call"
+
+
 def alone(cells: list[dict[str, Any]], form: str) -> str:
     """The seconds of cells that ran alone on the machine, their median; nothing if none did."""
     seconds = [one["seconds"] for one in cells if one["seconds"] is not None]
@@ -184,7 +208,7 @@ def markdown(cells: list[dict[str, Any]]) -> str:
             f"`python benchmarks/ablation.py --model {model}` on {machines(own)}. Original: top-1 "
             f"{base['top1']:.2f} %, top-5 {base['top5']:.2f} %; increase of the {base['error']} error in points, "
             "median of the seeds (each seed), the 95 % interval of that seed, paired with the original picture by "
-            "picture, KL from the original's outputs, seconds (of what ran alone on the machine).",
+            f"picture, KL from the original's outputs; {timed(own)}. Cells by commit: {commits(own)}.",
             "",
         ]
         for speedup in sorted({one["speedup"] for one in own}):
@@ -213,8 +237,8 @@ def summary(cells: list[dict[str, Any]]) -> str:
     seeds = len({one["seed"] for one in cells})
     lines = [
         f"`benchmarks/ablation.py` on {machines(cells)}: increase of the error in points (KL from the original's "
-        f"outputs, seconds of a call alone on the machine), same MACs, no labels; medians of {seeds} seeds, or of "
-        "those there are. VGG-16 has a linear head and 1,000 images and is judged by top-5, the networks for CIFAR-10 "
+        f"outputs, seconds of a call alone on the machine), same MACs, no labels; medians of {seeds} seeds (seconds: "
+        "mostly of one). VGG-16 has a linear head and 1,000 images and is judged by top-5, the networks for CIFAR-10 "
         "have 3,000 and are by top-1.",
         "",
         "| | " + " | ".join(SUMMARY.values()) + " |",
@@ -260,6 +284,7 @@ def main() -> None:
     parser.add_argument("--times", action="store_true", help="only the seconds that known cells lack, by running again")
     parser.add_argument("--held-out", action="store_true", help="judge on calibration pictures, and write no table")
     parser.add_argument("--limit", type=int, help="pictures, for a trial")
+    parser.add_argument("--code", default=commit(), help="the commit cells are said to be of; default: what git says")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--work", type=Path, required=True, help="folder of the cells")
     parser.add_argument("--known", type=Path, help="a table (.json) whose cells are not computed again")
@@ -291,9 +316,10 @@ def main() -> None:
                     wanted = known is None if not options.times else known is not None and known["seconds"] is None
                     if extra or not wanted or time.monotonic() > end:
                         continue
-                    found = cell(subject, speedup, row, seed)
+                    found = cell(subject, speedup, row, seed) | {"code": options.code}
                     if known is not None:
-                        again = {"seconds": found["seconds"], "timed on": found["machine"], "kl again": found["kl"]}
+                        again = {"seconds": found["seconds"], "timed on": found["machine"], "timed of": options.code}
+                        again["kl again"] = found["kl"]
                         found = {**known, **again}
                     elif options.beside:
                         found["seconds"] = None

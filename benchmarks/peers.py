@@ -91,12 +91,16 @@ def by_aimet(subject: Subject, speedup: float) -> nn.Module:
 
 
 def least_cut(made: Callable[[float], nn.Module], subject: Subject, speedup: float) -> nn.Module:
-    """Of the networks ``made`` by how much is taken away, 0 to 1, the first that has ``speedup`` times fewer MACs."""
+    """Of the networks ``made`` by how much is taken away, 0 to 1, the first that has ``speedup`` times fewer MACs; an
+    error if none has."""
     most, low, high = conv_macs(subject.model, subject) / speedup, 0.0, 0.95
     for _ in range(8):
         middle = (low + high) / 2
         low, high = (middle, high) if conv_macs(made(middle), subject) > most else (low, middle)
-    return made(high)
+    found = made(high)
+    if conv_macs(found, subject) > most:
+        raise RuntimeError(f"{speedup:g}x cannot be had in this way: so much is left whatever is taken away.")
+    return found
 
 
 def by_torch_pruning(subject: Subject, speedup: float) -> nn.Module:

@@ -1,11 +1,13 @@
-"""How many samples a layer: fixed numbers of them against samples="auto", which looks for as many as each layer needs.
+"""How many samples a layer, and where: fixed numbers of them, samples="auto", which looks for as many as each layer
+needs, all there are, and as many as by default spread evenly over every map.
 
     python benchmarks/samples.py --data DIR --model vgg16-imagenet --device cuda
     python benchmarks/samples.py --data CIFAR --model vgg16-cifar10 resnet20-cifar10 --device cuda
 
 DIR and CIFAR are those of ablation.py. Networks are accelerated with leanconv's default fit on four fifths of the
-calibration pictures and judged on the others, by the original's own answers. Results are added to those there are of
-other networks: benchmarks/results/samples.json and .md.
+calibration pictures and judged on the others, by the original's own answers. A table has the cells of one kind of
+machine. Results are added to those there are of other networks, or of this one on another kind of machine:
+benchmarks/results/samples.json and .md.
 """
 
 from __future__ import annotations
@@ -14,42 +16,65 @@ import argparse
 import json
 import statistics
 import time
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
 from ablation import NETWORKS, held_out
 from keeping import RESULTS, keep
 from paper_data import Subject
+from torch import Tensor
 from vgg16_imagenet import machine
 
 import leanconv
 
 SPEEDUPS = {"vgg16-imagenet": 4.0, "vgg16-cifar10": 4.0, "resnet20-cifar10": 2.0}
-# Samples, and with "auto" how many are looked at.
-WAYS: dict[str, tuple[Any, int]] = {
-    "50,000": (50_000, 0),
-    "100,000": (100_000, 0),
-    "150,000": (150_000, 0),
-    "auto, up to 100,000": ("auto", 100_000),
-    "auto, up to 200,000": ("auto", 200_000),
+
+
+@dataclass(frozen=True)
+class Way:
+    samples: int | Literal["auto"]
+    most: int = 0  # how many "auto" looks at
+    spread: bool = False  # one position in each of equally many parts of a map, in place of any
+
+
+WAYS = {
+    "50,000": Way(50_000),
+    "50,000, spread": Way(50_000, spread=True),
+    "100,000": Way(100_000),
+    "150,000": Way(150_000),
+    "auto, up to 100,000": Way("auto", 100_000),
+    "auto, up to 200,000": Way("auto", 200_000),
+    "all": Way(10**12),
 }
 
 
-def cell(subject: Subject, speedup: float, way: str, seed: int) -> dict[str, Any]:
-    samples, most = WAYS[way]
-    with patch("leanconv.options.MOST", most):
+def spread_positions(images: int, positions: int, count: int, seed: tuple[int, int, int]) -> Tensor:
+    """Like choose_positions: in each of ``count`` parts of a map's rows, one behind the other, one anywhere."""
+    generator = torch.Generator().manual_seed(hash(seed))
+    within = torch.rand(images, count, dtype=torch.float64, generator=generator)
+    return ((torch.arange(count) + within) * positions / count).long().clamp_max(positions - 1)
+
+
+def cell(subject: Subject, speedup: float, name: str, seed: int) -> dict[str, Any]:
+    way = WAYS[name]
+    with ExitStack() as changed:
+        changed.enter_context(patch("leanconv.options.MOST", way.most))
+        if way.spread:
+            changed.enter_context(patch("leanconv.calibrate.patches.choose_positions", spread_positions))
         started = time.perf_counter()
         result = leanconv.accelerate(
-            subject.model, subject.calibration, speedup, samples=samples, seed=seed, progress=False
+            subject.model, subject.calibration, speedup, samples=way.samples, seed=seed, progress=False
         )
         seconds = time.perf_counter() - started
     used = [layer.samples for layer in result.layers if layer.samples]
     return {
         "model": subject.name,
         "speedup": speedup,
-        "way": way,
+        "way": name,
         "seed": seed,
         "kl": subject.score(result.model).kl,
         "seconds": seconds,
@@ -59,11 +84,16 @@ def cell(subject: Subject, speedup: float, way: str, seed: int) -> dict[str, Any
     }
 
 
+def table_of(cell: dict[str, Any]) -> tuple[str, str]:
+    """Cells of another machine are a table of their own: its numbers are rounded otherwise."""
+    return cell["model"], cell["machine"]
+
+
 def markdown(cells: list[dict[str, Any]]) -> str:
     lines: list[str] = []
-    for model in dict.fromkeys(one["model"] for one in cells):
-        own = [one for one in cells if one["model"] == model]
-        fitted, judged = own[0]["images"]
+    for table in dict.fromkeys(map(table_of, cells)):
+        own = [one for one in cells if table_of(one) == table]
+        model, (fitted, judged) = own[0]["model"], own[0]["images"]
         lines += [
             f"`python benchmarks/samples.py --model {model}` on {own[0]['machine']}: {own[0]['speedup']:g}x, "
             f"{fitted:,} pictures to accelerate with, {judged:,} others to judge by; medians of "
@@ -96,7 +126,8 @@ def main() -> None:
     options = parser.parse_args()
     file = options.out / "samples.json"
     known = json.loads(file.read_text()) if file.exists() else []
-    cells = [one for one in known if one["model"] not in options.model]
+    mine = {(name, machine(options.device)) for name in options.model}
+    cells = [one for one in known if table_of(one) not in mine]
     for name in options.model:
         subject = held_out(NETWORKS[name](options.data, options.device, options.limit))
         # A GPU's first call loads its kernels; no cell is to be charged for that.

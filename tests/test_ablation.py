@@ -16,6 +16,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import ablation  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "results" / "ablation.json"
+MACHINE = "a machine of the test's"
 
 
 def test_the_committed_table_is_that_of_its_cells() -> None:
@@ -32,7 +33,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def cell(subject: object, speedup: float, row: str, seed: int) -> dict[str, Any]:
         made.append((row, seed))
         like = next(one for one in ablation.cells_of(TABLE).values() if one["model"] == "vgg16-imagenet")
-        return {**like, "model": "vgg16-imagenet", "speedup": speedup, "row": row, "seed": seed, "seconds": 1.5}
+        found = {"model": "vgg16-imagenet", "speedup": speedup, "row": row, "seed": seed, "seconds": 1.5}
+        return {**like, **found, "kl": 0.125, "machine": MACHINE}
 
     class Subject:
         model = calibration = ()
@@ -60,6 +62,7 @@ def test_what_is_known_is_not_computed_again_and_stays_in_the_table(asked: Any, 
     found = ablation.cells_of(tmp_path / "ablation.json")
     assert len(found) == 4
     assert len(list((tmp_path / "work").iterdir())) == 4
+    assert {one["code"] for one in found.values()} == {ablation.commit()}
     assert asked(*rows, "--known", str(TABLE)) == []
     assert len(ablation.cells_of(tmp_path / "ablation.json")) == len(ablation.cells_of(TABLE)) + 2
 
@@ -70,11 +73,13 @@ def test_times_are_of_cells_without_any(asked: Any, tmp_path: Path) -> None:
         for one in ablation.cells_of(TABLE).values()
         if (one["model"], one["speedup"], one["seconds"]) == ("vgg16-imagenet", 4.0, None)
     }
-    assert set(asked("--times", "--known", str(TABLE))) == lacking
+    assert set(asked("--times", "--known", str(TABLE), "--code", "abc1234")) == lacking
     before, after = ablation.cells_of(TABLE), ablation.cells_of(tmp_path / "ablation.json")
-    for name, one in after.items():
-        again = dict.fromkeys(("seconds", "timed on", "kl again"))
-        assert {**one, **again} == {**before[name], **again}
+    assert after.keys() == before.keys()
+    for name, one in before.items():
+        if one["seconds"] is None and (one["model"], one["speedup"]) == ("vgg16-imagenet", 4.0):
+            one |= {"seconds": 1.5, "timed on": MACHINE, "timed of": "abc1234", "kl again": 0.125}
+        assert after[name] == one
 
 
 def test_cells_of_another_network_are_refused(asked: Any, tmp_path: Path) -> None:

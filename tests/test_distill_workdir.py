@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,18 @@ def test_a_run_stopped_while_it_is_trained_goes_on(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("short")
-def test_few_images_are_measured_anew_where_a_tenth_is_put_aside(tmp_path: Path, closed_form: Accelerated) -> None:
+def test_few_images_are_measured_anew_where_a_tenth_is_put_aside(
+    tmp_path: Path, closed_form: Accelerated, caplog: pytest.LogCaptureFixture
+) -> None:
     assert_equal(closed_form, run("closed-form", workdir=tmp_path))
     whole = run()
-    assert_equal(whole, run(workdir=tmp_path))
+    with caplog.at_level(logging.WARNING, "leanconv"):
+        assert_equal(whole, run(workdir=tmp_path))
+        assert_equal(whole, run(workdir=tmp_path))
+    (said,) = caplog.messages
+    assert said.startswith(
+        f"workdir={str(tmp_path)!r} holds what was measured on another part of these images than refine"
+    )
     assert_equal(closed_form, run("closed-form", workdir=tmp_path))
     assert_equal(run(speedup=3.0), run(speedup=3.0, workdir=tmp_path))
     by_output = {"ranks": "sensitivity"}

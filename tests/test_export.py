@@ -141,6 +141,24 @@ def test_what_only_changes_something_in_place_is_exported_too(tmp_path: Path) ->
     assert written.difference < 1e-5
 
 
+class AskingWithoutGradients(Asking):
+    """Asks where gradients are off: that is a graph in torch.export's graph."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad():
+            half = x.to(self.second.weight.dtype) / 2
+        return super().forward(x + half)
+
+
+def test_weights_that_are_not_there_are_in_no_graph_of_the_file(tmp_path: Path) -> None:
+    images = smooth_images()
+    fast = leanconv.accelerate(AskingWithoutGradients().eval(), images, speedup=2, progress=False).model
+    written = write_pt2(fast, images[:2], tmp_path / "asking.pt2")
+    graphs = [module for module in torch.export.load(written.path).graph_module.modules() if hasattr(module, "graph")]
+    assert len(graphs) > 1
+    assert not any("full" in str(node.target) for module in graphs for node in module.graph.nodes)
+
+
 @torch.no_grad()
 def test_pt2_loads_where_leanconv_cannot_be_imported(tmp_path: Path) -> None:
     model = Asking().eval()

@@ -32,7 +32,10 @@ def test_the_readme_has_the_best_of_each() -> None:
     )
     assert f'leanconv loses {plain} points of top-1, and {by_output} with `ranks="sensitivity"`' in text
     assert f"AIMET's spatial SVD {aimet}, tensorly-torch's Tucker decomposition {tucker}" in text
-    assert f"Torch-Pruning, which is meant to be trained afterwards, {pruning}, each" in text
+    assert f"Torch-Pruning {pruning}, each" in text
+    assert f"of {rows[0]['original']['top1']:.2f} % top-1" in text
+    least, most = (pick(row["macs"] for row in rows) for pick in (min, max))
+    assert f"{least:.2f}x to {most:.2f}x fewer convolution MACs" in text
 
 
 @pytest.mark.parametrize("speedup", [1.3, 3.0, 8.0])
@@ -49,6 +52,17 @@ def test_the_least_is_taken_that_gives_the_speedup(speedup: float) -> None:
     ratio = peers.conv_macs(Subject.model, Subject) / peers.conv_macs(found, Subject)  # type: ignore[arg-type]
     assert peers.conv_macs(Subject.model, Subject) == 1000 * 8 * 9 * 16  # type: ignore[arg-type]
     assert speedup <= ratio < 1.05 * speedup
+
+
+def test_a_network_that_cannot_be_cut_so_far_is_no_row() -> None:
+    def made(cut: float) -> nn.Module:
+        return nn.Conv2d(8, max(30, round(100 * (1 - cut))), 3)
+
+    class Subject:
+        model, calibration = made(0.0), (torch.rand(2, 8, 6, 6),)
+
+    with pytest.raises(RuntimeError, match="8x cannot be had"):
+        peers.least_cut(made, Subject, 8.0)  # type: ignore[arg-type]
 
 
 def test_batch_norms_are_measured_anew() -> None:

@@ -80,8 +80,9 @@ def accelerate(
         progress: show progress on stderr.
         workdir: a folder for the state of the run. A run that was killed goes on from there when it is called again
             with the same arguments, and ends in the same bits; a later run with another ``speedup``, ``scheme`` or
-            solver uses what was measured. About 4 bytes x ``samples`` x filters on disk, and with ``refine="distill"``
-            five times the weights.
+            solver uses what was measured (but for fewer than 500 images and ``refine="distill"``, which fits to a part
+            of them: that is measured anew, and takes its place). About 4 bytes x ``samples`` x filters on disk, and
+            with ``refine="distill"`` five times the weights.
         layers: ``"conv"``, or ``"all"`` to accelerate and count Linear layers too.
         samples: responses sampled a layer, spread over the images. ``"auto"``: up to 200,000, of which each layer is
             fitted to as many as it needs, by its error on images held out. The result says who had not enough

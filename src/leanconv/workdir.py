@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ from leanconv.locked import lock_folder
 from leanconv.network.recording import tensors
 from leanconv.network.replace import Factors
 from leanconv.options import Options
+
+log = logging.getLogger("leanconv")
 
 FORMAT = "leanconv-work"
 VERSION = 1
@@ -96,6 +99,12 @@ class Workdir:
             else:
                 self._compare(run, known["run"], "an unfinished run")
             if other:  # distilled from few images, or not: nothing that was measured serves both
+                log.warning(
+                    "workdir=%r holds what was measured on another part of these images than refine=%r fits so few of "
+                    "them with: it is measured anew, in place of that. A folder for each would keep both.",
+                    str(self.folder),
+                    wanted["refine"],
+                )
                 for part in (DISTILLING, SOLVED, SENSITIVITY, SPECTRA, SAMPLES):
                     self._remove(part)
                 known = None

@@ -116,10 +116,13 @@ def _drop_stand_ins(program: torch.export.ExportedProgram) -> None:
     """A network may have asked a replaced layer for the weight it no longer has, and used its dtype alone. The stand-in
     is not a number, which torch before 2.9 cannot write to a file. Nothing else goes: torch takes blocks that only
     change something in place for dead code."""
-    for node in reversed(program.graph.nodes):
-        if node.target in (torch.ops.aten.full.default, torch.ops.aten.expand.default) and not node.users:
-            program.graph.erase_node(node)
-    program.graph_module.recompile()
+    # A block of the forward under torch.no_grad() is a graph in the graph.
+    graphs = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    for module in graphs:
+        for node in reversed(module.graph.nodes):
+            if node.target in (torch.ops.aten.full.default, torch.ops.aten.expand.default) and not node.users:
+                module.graph.erase_node(node)
+        module.recompile()
 
 
 def _listed(free: dict[int, str]) -> str:
