@@ -48,7 +48,7 @@ WAYS = {
     "150,000": Way(150_000),
     "auto, up to 100,000": Way("auto", 100_000),
     "auto, up to 200,000": Way("auto", 200_000),
-    "all": Way(10**12),
+    "all": Way(2**32 - 1),
 }
 
 
@@ -128,17 +128,22 @@ def main() -> None:
     known = json.loads(file.read_text()) if file.exists() else []
     mine = {(name, machine(options.device)) for name in options.model}
     cells = [one for one in known if table_of(one) not in mine]
-    for name in options.model:
-        subject = held_out(NETWORKS[name](options.data, options.device, options.limit))
-        # A GPU's first call loads its kernels; no cell is to be charged for that.
-        leanconv.accelerate(subject.model, subject.calibration[:1], 2.0, samples=1000, progress=False)
-        for seed in options.seeds:
-            for way in options.ways:
-                cells.append(cell(subject, SPEEDUPS[name], way, seed))
-                if options.beside:
-                    cells[-1]["seconds"] = None
-                print({key: cells[-1][key] for key in ("model", "way", "seed", "kl", "seconds", "samples")}, flush=True)
-    keep(options.out, "samples", cells, markdown(cells))
+    try:
+        for name in options.model:
+            subject = held_out(NETWORKS[name](options.data, options.device, options.limit))
+            # A GPU's first call loads its kernels; no cell is to be charged for that.
+            leanconv.accelerate(subject.model, subject.calibration[:1], 2.0, samples=1000, progress=False)
+            for seed in options.seeds:
+                for way in options.ways:
+                    cells.append(cell(subject, SPEEDUPS[name], way, seed))
+                    if options.beside:
+                        cells[-1]["seconds"] = None
+                    print(
+                        {key: cells[-1][key] for key in ("model", "way", "seed", "kl", "seconds", "samples")},
+                        flush=True,
+                    )
+    finally:  # of a run that ends early, what was found
+        keep(options.out, "samples", cells, markdown(cells))
 
 
 if __name__ == "__main__":
