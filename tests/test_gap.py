@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv import storage
+from leanconv.images import Picture, Pictures
 from leanconv.result import Accelerated
 from leanconv.solve import Gap, activation, parted, unseen
 from leanconv.solve.enough import FEWEST_ROWS, TOLERANCE
@@ -208,6 +209,27 @@ def test_a_number_that_was_found_needs_no_extrapolation() -> None:
     result = accelerated(smooth_images(48), samples="auto")
     assert {layer.needed for layer in result.layers} == {None}
     assert {layer.enough for layer in result.layers} == {True, False}  # as its learning curve says
+
+
+def gappy(folder: Path, count: int, missing: tuple[int, ...]) -> Pictures:
+    """Pictures of which some cannot be read, as the command line passes them on."""
+    images = smooth_images(count)
+    folder.mkdir(exist_ok=True)
+    for number in range(count):
+        (folder / str(number)).write_text("" if number in missing else str(number))
+    found = [Picture(path=str(folder / str(number)), name=str(number), label=None) for number in range(count)]
+    return Pictures(found, lambda data: images[int(data)], batch=16)
+
+
+@pytest.mark.parametrize("missing", [(), (5,), (5, 63), (111,)], ids=str)
+def test_a_picture_that_cannot_be_read_changes_nothing_for_the_others(missing: tuple[int, ...], tmp_path: Path) -> None:
+    pictures, work = tmp_path / "pictures", tmp_path / "work"
+    result = accelerated(gappy(pictures, 200, missing), workdir=work)
+    assert result.images == 200 - len(missing)
+    assert all(layer.needed for layer in result.layers)  # some were held out of the others, image by image
+    again = accelerated(gappy(pictures, 200, missing), workdir=work, scheme="channel")  # from what the folder has
+    assert again.images == result.images
+    assert all(layer.needed for layer in again.layers)
 
 
 def test_it_is_saved_and_older_folders_load(tmp_path: Path) -> None:

@@ -223,13 +223,33 @@ def test_a_constant_added_to_all_classes_does_not_count() -> None:
             self.rest = nn.Conv2d(3, 4, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.rest(x).mean((2, 3)) + self.conv(x).mean((1, 2, 3))[:, None]
+            return self.rest(x).mean((2, 3)) + 0.01 * self.conv(x).mean((1, 2, 3))[:, None]
 
     torch.manual_seed(0)
     model, images = Shifted().eval().double(), smooth_images(6).double()
     listener = Listener(model, batch_of(images), CPU, 0)
     assert listener.change(*projected(model, images, "conv", 1)) < 1e-9
     assert listener.change(*projected(model, images, "rest", 1)) > 1e-3
+
+
+def test_what_moves_all_numbers_of_a_regressor_counts() -> None:
+    class Regressor(nn.Module):
+        """Answers 10 a + b and 10 a - b: a is nearly all there is, and no constant to add to classes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.much = nn.Conv2d(3, 8, 3)
+            self.little = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            a, b = (10 * self.much(x).mean((1, 2, 3)), self.little(x).mean((1, 2, 3)))
+            return torch.stack([a + b, a - b], 1)
+
+    torch.manual_seed(0)
+    model, images = Regressor().eval().double(), smooth_images(6).double()
+    listener = Listener(model, batch_of(images), CPU, 0)
+    much, little = (listener.change(*projected(model, images, name, 1)) for name in ("much", "little"))
+    assert much > little > 0
 
 
 def test_regression_gets_back_what_a_split_only_mixes_up() -> None:

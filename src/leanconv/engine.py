@@ -70,6 +70,7 @@ class Engine:
         self.device = self.memory.device
         self.inputs = Inputs(self.memory, self.travel)
         self._joined = Joining()
+        self.images = self.batches.images  # without those that cannot be read, once all were asked for: see targets
         per_image = max(1, -(-self.options.most_samples // self.batches.images))
         self.positions = Positions(
             per_image=per_image, images=self.batches.images, seed=self.options.seed, device=self.device
@@ -117,9 +118,10 @@ class Engine:
 
     def targets(self, probes: list[Probe]) -> Samples:
         """Responses of the original network; at the lead, the others have none."""
-        known, largest = ({}, None) if self.work is None else self.work.described()
+        known, largest, images = ({}, None, None) if self.work is None else self.work.described()
         names = [probe.site.name for probe in probes]
         if self.team.share(all(name in known for name in names)):
+            self.images = self.team.share(images) or self.images
             if largest := self.team.share(largest):  # batches as they were; a GPU was short of memory
                 self.batches.cut(largest)
                 self.inputs.drop_all()
@@ -127,10 +129,13 @@ class Engine:
                 return Samples(self.memory)
             return Samples.stored(self.memory, self.work.samples, {name: known[name] for name in names})
         if self.work is None:
-            return self.responses(self.original, probes, "original network")
+            found = self.responses(self.original, probes, "original network")
+            self.images = sum(self.team.words(self.batches.there))
+            return found
         with self.work.new_samples() as folder:
             found = self.responses(self.original, probes, "original network", folder)
-            self.work.describe(found.facts(), self.batches.largest)
+            self.images = sum(self.team.words(self.batches.there))
+            self.work.describe(found.facts(), self.batches.largest, self.images)
         return found
 
     def responses(self, network: nn.Module, probes: list[Probe], title: str, folder: Path | None = None) -> Samples:

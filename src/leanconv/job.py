@@ -186,7 +186,7 @@ class Job:
             macs_after=self.survey.macs - saved,
             parameters_before=_parameters(self.original),
             parameters_after=_parameters(engine.accelerated),
-            images=engine.batches.images,
+            images=engine.images,
             changes=list(changes.values()),
             options=self.options,
             source=identify(self.original),

@@ -138,11 +138,11 @@ class Solving:
         """None for a layer that runs on several maps: its rows are in their order, not in that of the images."""
         if probe.site.calls > 1:
             return None
-        return parted(rows, self.engine.batches.images, alike=self._alike(probe, rows))
+        return parted(rows, self.engine.images, alike=self._alike(probe, rows))
 
     def _alike(self, probe: Probe, rows: int) -> bool:
         """Whether every image has equally many rows."""
-        return rows == self.engine.batches.images * self.engine.positions.count(probe.site.positions)
+        return rows == self.engine.images * self.engine.positions.count(probe.site.positions)
 
     def _put(self, name: str, factors: Factors) -> None:
         if name in self.plan:

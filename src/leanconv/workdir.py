@@ -148,14 +148,15 @@ class Workdir:
     def samples(self) -> Path:
         return self.folder / SAMPLES
 
-    def describe(self, sites: dict[str, Any], largest: int | None) -> None:
-        """What the files in the new folder are, and what batches were cut to."""
-        self._store(FACTS.replace(SAMPLES, f"{SAMPLES}{PART}"), {"sites": sites, "largest": largest})
+    def describe(self, sites: dict[str, Any], largest: int | None, images: int) -> None:
+        """What the files in the new folder are, what batches were cut to and how many images there were."""
+        facts = {"sites": sites, "largest": largest, "images": images}
+        self._store(FACTS.replace(SAMPLES, f"{SAMPLES}{PART}"), facts)
 
-    def described(self) -> tuple[dict[str, Any], int | None]:
-        """As an earlier run described it; nothing where there is nothing."""
+    def described(self) -> tuple[dict[str, Any], int | None, int | None]:
+        """As an earlier run described it; nothing where there is nothing. Older folders do not count their images."""
         facts = self._load(FACTS) or {"sites": {}, "largest": None}
-        return facts["sites"], facts["largest"]
+        return facts["sites"], facts["largest"], facts.get("images")
 
     def keep_spectra(self, spectra: dict[str, Any]) -> None:
         self._store(SPECTRA, {"spectra": spectra})

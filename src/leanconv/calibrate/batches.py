@@ -71,8 +71,9 @@ class Batch:
 class Batches:
     """The batches of one rank, kept where they were given, in order. Both streams must see the same images.
 
-    ``images`` counts those of all ranks. Where the number is known beforehand images are read when they are first
-    asked for, so that decoding goes on beside the network.
+    ``images`` counts those of all ranks, and with them pictures that turn out to be unreadable: they have a number, by
+    which batches are placed, and no more. Where it is known beforehand images are read when they are first asked for,
+    so that decoding goes on beside the network.
     """
 
     def __init__(self, source: Iterator[Any], images: int, *, rank: int = 0, world: int = 1):
@@ -103,6 +104,11 @@ class Batches:
     def at_hand(self) -> list[Batch]:
         """Those that need not be read any more."""
         return list(self._items)
+
+    @property
+    def there(self) -> int:
+        """Images of this rank that have been read."""
+        return sum(batch.size for batch in self.at_hand()) + (0 if self._open is None else self._open.size)
 
     @property
     def steps(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,13 +44,29 @@ class Projected:
         return Factors((torch.cat(reduce), torch.cat(expand)), torch.cat(bias))
 
 
+class Answer(NamedTuple):
+    """``rows``: a tensor the network returned, an image a row where its first dimension tells, else one in all.
+    ``matrix``: whether that is how it was returned."""
+
+    rows: Tensor
+    matrix: bool
+
+    @classmethod
+    def of(cls, output: Tensor, size: int) -> Answer:
+        rows = output.detach().to(torch.float64)
+        told = rows.dim() > 0 and len(rows) == size
+        return cls(rows.reshape(size if told else 1, -1), rows.dim() == 2)
+
+
 class Listener:
     """The original's answers on some ``images``, and what becomes of them with factors in place of a layer."""
 
     def __init__(self, original: nn.Module, images: list[Batch], device: torch.device, seed: int):
         self._network = copied(original, share=True)
         self._images, self._device, self._seed = images, device, seed
-        self._reference = self._answers()
+        answers = self._answers()
+        self._scores = [answer.matrix and _may_be_scores(answer.rows) for answer in answers]
+        self._reference = self._compared(answers)
         sound = all(bool(rows.isfinite().all()) for rows in self._reference)
         if not sound or not any(bool(rows.any()) for rows in self._reference):
             raise LeanconvError(
@@ -59,7 +77,7 @@ class Listener:
     def change(self, form: Change, factors: Factors) -> float:
         """Of the output, in length, relative to its own: the mean over the tensors it consists of."""
         with _replaced(self._network, form, factors):
-            answers = self._answers()
+            answers = self._compared(self._answers())
         if [rows.shape for rows in answers] != [rows.shape for rows in self._reference]:
             raise LeanconvError(
                 f"ranks='sensitivity' compares outputs, and this network's have other shapes once layer {form.name!r} "
@@ -70,24 +88,35 @@ class Listener:
         mean = sum(moved) / len(moved)
         return min(mean, FARTHEST) if mean == mean else FARTHEST
 
-    def _answers(self) -> list[Tensor]:
-        """A matrix for every tensor the network returns, an image a row; for every batch, where sizes differ."""
-        found: list[list[Tensor]] = []
+    def _compared(self, answers: list[Answer]) -> list[Tensor]:
+        """What of them counts. They may be others than there were, which is refused in a sentence."""
+        scores = itertools.chain(self._scores, itertools.repeat(False))
+        return [
+            rows - rows.mean(1, keepdim=True) if free else rows
+            for (rows, _), free in zip(answers, scores, strict=False)
+        ]
+
+    def _answers(self) -> list[Answer]:
+        """One for every tensor the network returns; for every batch, where sizes differ."""
+        found: list[list[Answer]] = []
         with torch.no_grad(), untouched_rng(self._seed):
             for batch in self._images:
                 output = self._network(batch.on(self._device))
-                found.append([_rows(one, batch.size) for one in tensors(output) if one.is_floating_point()])
-        if len({tuple(rows.shape[1] for rows in batch) for batch in found}) > 1:
-            return [rows.reshape(1, -1) for batch in found for rows in batch]
-        return [torch.cat(rows) for rows in zip(*found, strict=True)]
+                found.append([Answer.of(one, batch.size) for one in tensors(output) if one.is_floating_point()])
+        if len({tuple(answer.rows.shape[1] for answer in batch) for batch in found}) > 1:
+            return [Answer(answer.rows.reshape(1, -1), False) for batch in found for answer in batch]
+        return [Answer(torch.cat([a.rows for a in parts]), parts[0].matrix) for parts in zip(*found, strict=True)]
 
 
-def _rows(output: Tensor, size: int) -> Tensor:
-    """An image a row, where the first dimension tells; else one in all. A classifier's answer is the same whatever is
-    added to all its classes."""
-    rows = output.detach().to(torch.float64)
-    rows = rows.reshape(size, -1) if rows.dim() and len(rows) == size else rows.reshape(1, -1)
-    return rows - rows.mean(1, keepdim=True) if output.dim() == 2 and rows.shape[1] > 1 else rows
+def _may_be_scores(rows: Tensor) -> bool:
+    """Whether ``rows`` (images x columns) can be scores of classes, which say the same whatever is added to all.
+
+    Not where most of what varies over the images is common to all columns: whoever leaves that out of a regressor's
+    answers leaves out the answer. Of a classifier's it may be a good part (a third, for a head trained class by class).
+    """
+    varying = rows - rows.mean(0)
+    common = rows.shape[1] * varying.mean(1).square().sum()
+    return rows.shape[1] > 1 and bool(2 * common <= varying.square().sum())
 
 
 @contextmanager
