@@ -4,6 +4,8 @@
     python benchmarks/ablation.py --data CIFAR --model vgg16-cifar10 resnet20-cifar10 --device cuda
     python benchmarks/ablation.py --data DIR --model vgg16-imagenet --held-out   # to choose by: no evaluation pictures
     python benchmarks/ablation.py ... --known benchmarks/results/ablation.json --times   # what that table lacks
+    python benchmarks/ablation.py --data CIFAR --model resnet20-cifar10 --device cpu --name ablation-cpu \
+        --speedups 2 3 4 5   # the network of peers.py, trained on a CPU
 
 DIR and CIFAR are those of paper.py; CIFAR holds resnet20.safetensors too (cifar10.py --network resnet20). Every cell
 (network, speed-up, row, seed) is a file in --work, and is not computed again: a run that was stopped goes on, and
@@ -13,7 +15,7 @@ original's own answers; no table is written. VGG-16's linear head knows those by
 Cells that were found beside other jobs (--beside) have no seconds; --times runs them again, alone, for these, and
 keeps the KL it finds then ("kl again"), which tells whether the code still does what it did. A cell says which commit
 it is of ("code"; of cells from before that was kept, the one they came with); a machine without git is told by --code.
-Writes benchmarks/results/ablation.json, .md and -summary.md.
+Writes benchmarks/results/ablation.json, .md and -summary.md, or NAME.json and .md with --name NAME.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from paper_data import SUBJECTS, Subject
 from vgg16_imagenet import machine
 
 import leanconv
+from leanconv.evaluate.compare import paired_interval
 from leanconv.options import Options
 from leanconv.textfile import write_whole
 
@@ -44,8 +47,9 @@ from leanconv.textfile import write_whole
 # is two steps; a row "without" one of them shows the other. "images": all the training set's, not 3,000 of them.
 SAMPLES, CLOSED, RANKS = {"samples": 150_000}, {"refine": "closed-form"}, {"ranks": "sensitivity"}
 DISTILLED = {"refine": "distill"}
+PAPER = "the paper's 3d"
 ROWS: dict[str, dict[str, Any]] = {
-    "the paper's 3d": {},
+    PAPER: {},
     "three times the samples": SAMPLES,
     "fitted for images not seen": CLOSED | {"without": "free filters"},
     "horizontal filters fitted freely": CLOSED | {"without": "images held out"},
@@ -59,7 +63,7 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 # The ways a user chooses between, as the README has them.
 SUMMARY = {
-    "the paper's 3d": "the paper's 3d",
+    PAPER: PAPER,
     "closed form (both)": "leanconv's default",
     "samples, closed form, sensitivity": '`ranks="sensitivity"`, `samples=150_000`',
     "samples, sensitivity, distilled": 'and `refine="distill"`',
@@ -125,7 +129,8 @@ def commit() -> str:
         return "unknown"
 
 
-def cell(subject: Subject, speedup: float, row: str, seed: int) -> dict[str, Any]:
+def cell(subject: Subject, speedup: float, row: str, seed: int, paper: Path) -> dict[str, Any]:
+    """``paper``: a file for which pictures the paper's 3d of this speed-up and seed gets right."""
     arguments = {"refine": "none", **ROWS[row]}
     images = subject.calibration
     if arguments.pop("images", None) == "all":
@@ -137,7 +142,14 @@ def cell(subject: Subject, speedup: float, row: str, seed: int) -> dict[str, Any
         )
         seconds = time.perf_counter() - started
     score = subject.score(result.model)
+    gained: dict[str, float] = {}
+    if row == PAPER:
+        torch.save(score.right, paper)
+    elif paper.exists():  # not where the paper's cell was taken over from a table
+        _, low, high = paired_interval(score.right, torch.load(paper))
+        gained = {"gained, low": 100 * low, "gained, high": 100 * high}
     return {
+        **gained,
         "model": subject.name,
         "speedup": speedup,
         "row": row,
@@ -203,16 +215,19 @@ def markdown(cells: list[dict[str, Any]]) -> str:
     lines: list[str] = []
     for model in dict.fromkeys(one["model"] for one in cells):
         own = [one for one in cells if one["model"] == model]
-        base = own[0]["original"]
+        base, beside = own[0]["original"], any("gained, low" in one for one in own)
         lines += [
             f"`python benchmarks/ablation.py --model {model}` on {machines(own)}. Original: top-1 "
             f"{base['top1']:.2f} %, top-5 {base['top5']:.2f} %; increase of the {base['error']} error in points, "
             "median of the seeds (each seed), the 95 % interval of that seed, paired with the original picture by "
-            f"picture, KL from the original's outputs; {timed(own)}. Cells by commit: {commits(own)}.",
+            "picture, "
+            + "that of what is gained over the paper's 3d of the same seed, paired alike, " * beside
+            + f"KL from the original's outputs; {timed(own)}. Cells by commit: {commits(own)}.",
             "",
         ]
         for speedup in sorted({one["speedup"] for one in own}):
-            lines += [f"| {speedup:g}x | increase | 95 % | agreement % | KL | seconds |", "|---|---|---|---|---|---|"]
+            heads = [f"{speedup:g}x", "increase", "95 %", *["gained, 95 %"] * beside, "agreement %", "KL", "seconds"]
+            lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
             for row in ROWS:
                 found = sorted(
                     (one for one in own if (one["speedup"], one["row"]) == (speedup, row)), key=lambda one: one["seed"]
@@ -223,10 +238,16 @@ def markdown(cells: list[dict[str, Any]]) -> str:
                 middle = sorted(found, key=lambda one: one["increase"])[(len(found) - 1) // 2]
                 each = ", ".join(f"{value:.2f}" for value in increase)
                 kl, agreement = (statistics.median(one[key] for one in found) for key in ("kl", "agreement"))
-                lines.append(
-                    f"| {row} | {statistics.median(increase):.2f} ({each}) | {middle['low']:.1f} to "
-                    f"{middle['high']:.1f} | {agreement:.2f} | {kl:.4f} | {alone(found, '{:.1f}')} |"
+                gained = (
+                    f"{middle['gained, low']:.1f} to {middle['gained, high']:.1f}" if "gained, low" in middle else ""
                 )
+                shown = [
+                    row,
+                    f"{statistics.median(increase):.2f} ({each})",
+                    f"{middle['low']:.1f} to {middle['high']:.1f}",
+                ]
+                shown += [*[gained] * beside, f"{agreement:.2f}", f"{kl:.4f}", alone(found, "{:.1f}")]
+                lines.append("| " + " | ".join(shown) + " |")
             lines.append("")
     return "\n".join(lines)
 
@@ -289,6 +310,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of the cells")
     parser.add_argument("--known", type=Path, help="a table (.json) whose cells are not computed again")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--name", default="ablation", help="of the table's files; another one is for another network")
     options = parser.parse_args()
     if options.times and options.beside:
         parser.error("--times are of cells that run alone, and --beside says they do not; give one of them.")
@@ -316,7 +338,8 @@ def main() -> None:
                     wanted = known is None if not options.times else known is not None and known["seconds"] is None
                     if extra or not wanted or time.monotonic() > end:
                         continue
-                    found = cell(subject, speedup, row, seed) | {"code": options.code}
+                    paper = options.work / f"{place}{called.replace(slug(row), 'right')}".replace(".json", ".pt")
+                    found = cell(subject, speedup, row, seed, paper) | {"code": options.code}
                     if known is not None:
                         again = {"seconds": found["seconds"], "timed on": found["machine"], "timed of": options.code}
                         again["kl again"] = found["kl"]
@@ -335,8 +358,9 @@ def main() -> None:
     if options.held_out:
         print(markdown(cells))
         return
-    keep(options.out, "ablation", cells, markdown(cells))
-    (options.out / "ablation-summary.md").write_text(summary(cells) + "\n")
+    keep(options.out, options.name, cells, markdown(cells))
+    if options.name == "ablation":
+        (options.out / "ablation-summary.md").write_text(summary(cells) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ NAMES = ("1_1", "1_2", "2_1", "2_2", "3_1", "3_2", "3_3", "4_1", "4_2", "4_3", "
 @dataclass(frozen=True)
 class Score:
     """Shares of the evaluation pictures; ``kl`` of the outputs from the original's; ``low``, ``high``: a 95 % interval
-    of the increase of the error that is counted."""
+    of the increase of the error that is counted; ``right``: which pictures are no such error."""
 
     top1: float
     top5: float
@@ -33,6 +33,7 @@ class Score:
     kl: float
     low: float
     high: float
+    right: Tensor = field(repr=False, compare=False)
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Subject:
         before, after = (correct(outputs, self.labels)[:, column] for outputs in (self.reference, logits))
         _, low, high = paired_interval(before, after)
         kl = kl_divergence(logits, self.reference)
-        return Score(found.top1, found.top5, agreement(logits, self.reference), kl, low, high)
+        return Score(found.top1, found.top5, agreement(logits, self.reference), kl, low, high, after)
 
     def increase(self, score: Score) -> float:
         """Of the error, in points."""

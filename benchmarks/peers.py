@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ablation import NETWORKS
+from ablation import NETWORKS, slug
 from keeping import RESULTS, keep
 from paper_data import Subject
 from torch import nn
@@ -44,6 +44,10 @@ from leanconv.textfile import write_whole
 
 SPEEDUPS = {"vgg16-imagenet": (2.0, 4.0), "vgg16-cifar10": (2.0, 4.0), "resnet20-cifar10": (1.5, 2.0)}
 JUDGES = {"vgg16-imagenet": 50, "vgg16-cifar10": 500, "resnet20-cifar10": 500}  # pictures AIMET's search judges by
+
+
+class CannotCut(Exception):
+    """The speed-up asked for cannot be had in this way."""
 
 
 def conv_macs(model: nn.Module, subject: Subject) -> int:
@@ -91,15 +95,15 @@ def by_aimet(subject: Subject, speedup: float) -> nn.Module:
 
 
 def least_cut(made: Callable[[float], nn.Module], subject: Subject, speedup: float) -> nn.Module:
-    """Of the networks ``made`` by how much is taken away, 0 to 1, the first that has ``speedup`` times fewer MACs; an
-    error if none has."""
+    """Of the networks ``made`` by how much is taken away, 0 to 1, the first that has ``speedup`` times fewer MACs;
+    CannotCut if none has."""
     most, low, high = conv_macs(subject.model, subject) / speedup, 0.0, 0.95
     for _ in range(8):
         middle = (low + high) / 2
         low, high = (middle, high) if conv_macs(made(middle), subject) > most else (low, middle)
     found = made(high)
     if conv_macs(found, subject) > most:
-        raise RuntimeError(f"{speedup:g}x cannot be had in this way: so much is left whatever is taken away.")
+        raise CannotCut(f"{speedup:g}x cannot be had in this way: so much is left whatever is taken away.")
     return found
 
 
@@ -234,12 +238,12 @@ def main() -> None:
         subject = NETWORKS[name](options.data, "cpu", options.limit)
         for speedup in options.speedups or SPEEDUPS[name]:
             for way in options.ways:
-                file = options.work / f"{name}-{speedup:g}-{list(WAYS).index(way)}.json"
+                file = options.work / f"{name}-{speedup:g}-{slug(way)}.json"
                 if file.exists():
                     continue
                 try:
                     found = rows_of(subject, speedup, way)
-                except ModuleNotFoundError as error:
+                except (ModuleNotFoundError, CannotCut) as error:
                     print(f"{way} is left out: {error}", flush=True)
                     continue
                 write_whole(file, json.dumps(found) + "\n")

@@ -5,9 +5,9 @@ needs, all there are, and as many as by default spread evenly over every map.
     python benchmarks/samples.py --data CIFAR --model vgg16-cifar10 resnet20-cifar10 --device cuda
 
 DIR and CIFAR are those of ablation.py. Networks are accelerated with leanconv's default fit on four fifths of the
-calibration pictures and judged on the others, by the original's own answers. A table has the cells of one kind of
-machine. Results are added to those there are of other networks, or of this one on another kind of machine:
-benchmarks/results/samples.json and .md.
+calibration pictures and judged on the others, by the original's own answers. A table has the cells of one network on
+one kind of machine. Cells that are computed again take the place of the old ones, all others stay; a network that was
+trained again is another one, and is refused: benchmarks/results/samples.json and .md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
-from ablation import NETWORKS, held_out
+from ablation import NETWORKS, held_out, original_of, refuse_others
 from keeping import RESULTS, keep
 from paper_data import Subject
 from torch import Tensor
@@ -59,8 +59,9 @@ def spread_positions(images: int, positions: int, count: int, seed: tuple[int, i
     return ((torch.arange(count) + within) * positions / count).long().clamp_max(positions - 1)
 
 
-def cell(subject: Subject, speedup: float, name: str, seed: int) -> dict[str, Any]:
-    way = WAYS[name]
+def cell(subject: Subject, original: dict[str, Any], name: str, seed: int) -> dict[str, Any]:
+    """``original``: how good the network is, with its labels."""
+    way, speedup = WAYS[name], SPEEDUPS[subject.name]
     with ExitStack() as changed:
         changed.enter_context(patch("leanconv.options.MOST", way.most))
         if way.spread:
@@ -80,8 +81,13 @@ def cell(subject: Subject, speedup: float, name: str, seed: int) -> dict[str, An
         "seconds": seconds,
         "samples": statistics.mean(used),
         "machine": machine(subject.device),
+        "original": original,
         "images": [sum(map(len, subject.calibration)), len(subject.labels)],
     }
+
+
+def key(cell: dict[str, Any]) -> tuple[str, str, str, int]:
+    return (*table_of(cell), cell["way"], cell["seed"])
 
 
 def table_of(cell: dict[str, Any]) -> tuple[str, str]:
@@ -94,10 +100,11 @@ def markdown(cells: list[dict[str, Any]]) -> str:
     for table in dict.fromkeys(map(table_of, cells)):
         own = [one for one in cells if table_of(one) == table]
         model, (fitted, judged) = own[0]["model"], own[0]["images"]
+        good = sorted({f"; original: top-1 {one['original']['top1']:.2f} %" for one in own if "original" in one})
         lines += [
             f"`python benchmarks/samples.py --model {model}` on {own[0]['machine']}: {own[0]['speedup']:g}x, "
             f"{fitted:,} pictures to accelerate with, {judged:,} others to judge by; medians of "
-            "the seeds; seconds of what ran alone on the machine.",
+            f"the seeds; seconds of what ran alone on the machine{''.join(good)}.",
             "",
             "| `samples` | seeds | fitted to, mean of the layers | KL | seconds |",
             "|---|---|---|---|---|",
@@ -126,24 +133,29 @@ def main() -> None:
     options = parser.parse_args()
     file = options.out / "samples.json"
     known = json.loads(file.read_text()) if file.exists() else []
-    mine = {(name, machine(options.device)) for name in options.model}
-    cells = [one for one in known if table_of(one) not in mine]
+    found: dict[Any, dict[str, Any]] = {}
     try:
         for name in options.model:
-            subject = held_out(NETWORKS[name](options.data, options.device, options.limit))
+            subject = NETWORKS[name](options.data, options.device, options.limit)
+            original, mine = original_of(subject), (name, machine(options.device))
+            # Of cells from before it was kept nobody knows.
+            refuse_others(subject, [one for one in known if table_of(one) == mine and "original" in one])
+            subject = held_out(subject)
             # A GPU's first call loads its kernels; no cell is to be charged for that.
             leanconv.accelerate(subject.model, subject.calibration[:1], 2.0, samples=1000, progress=False)
             for seed in options.seeds:
                 for way in options.ways:
-                    cells.append(cell(subject, SPEEDUPS[name], way, seed))
+                    one = cell(subject, original, way, seed)
                     if options.beside:
-                        cells[-1]["seconds"] = None
+                        one["seconds"] = None
+                    found[key(one)] = one
                     print(
-                        {key: cells[-1][key] for key in ("model", "way", "seed", "kl", "seconds", "samples")},
-                        flush=True,
+                        {part: one[part] for part in ("model", "way", "seed", "kl", "seconds", "samples")}, flush=True
                     )
     finally:  # of a run that ends early, what was found
-        keep(options.out, "samples", cells, markdown(cells))
+        if found:
+            cells = list(({key(one): one for one in known} | found).values())
+            keep(options.out, "samples", cells, markdown(cells))
 
 
 if __name__ == "__main__":

@@ -61,8 +61,35 @@ def test_a_network_that_cannot_be_cut_so_far_is_no_row() -> None:
     class Subject:
         model, calibration = made(0.0), (torch.rand(2, 8, 6, 6),)
 
-    with pytest.raises(RuntimeError, match="8x cannot be had"):
+    with pytest.raises(peers.CannotCut, match="8x cannot be had"):
         peers.least_cut(made, Subject, 8.0)  # type: ignore[arg-type]
+
+
+def test_who_cannot_is_said_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One way cannot, the package of another is missing: the table has the others all the same."""
+    like = json.loads(TABLE.read_text())[0]
+
+    def rows_of(subject: object, speedup: float, way: str) -> list[dict[str, object]]:
+        if way == "Torch-Pruning":
+            raise peers.CannotCut("2x cannot be had in this way: so much is left whatever is taken away.")
+        if way == "AIMET spatial SVD":
+            raise ModuleNotFoundError("No module named 'aimet_torch'")
+        return [{**like, "asked": speedup, "way": way}]
+
+    monkeypatch.setattr(peers, "rows_of", rows_of)
+    monkeypatch.setitem(peers.NETWORKS, "resnet20-cifar10", lambda *_: None)
+    words = ["--data", "none", "--model", "resnet20-cifar10", "--speedups", "2"]
+    monkeypatch.setattr(sys, "argv", ["peers.py", *words, "--work", str(tmp_path / "work"), "--out", str(tmp_path)])
+    for _ in range(2):  # the second time from what was kept
+        peers.main()
+        said = capsys.readouterr().out
+        assert "Torch-Pruning is left out: 2x cannot be had" in said
+        assert "AIMET spatial SVD is left out: No module" in said
+        found = {row["way"] for row in json.loads((tmp_path / "peers.json").read_text())}
+        assert found == set(peers.WAYS) - {"Torch-Pruning", "AIMET spatial SVD"}
+        monkeypatch.setattr(peers, "WAYS", dict(reversed(list(peers.WAYS.items()))))  # rows are kept by name
 
 
 def test_batch_norms_are_measured_anew() -> None:

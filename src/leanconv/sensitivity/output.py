@@ -20,6 +20,11 @@ from leanconv.solve import pca
 
 # What is said of a network that answers with NaN, or something as far off, once a layer is approximated.
 FARTHEST = 1e3
+# The share of an output's variance over the images that is common to all its columns: up to the first they are taken
+# for scores of classes, which say the same whatever is added to all, beyond the second for numbers that each mean
+# something. A head trained class by class has a third in common (VGG-16's), two columns that know nothing of each other
+# a half.
+SCORES, NUMBERS = 0.4, 0.6
 
 
 class Projected:
@@ -65,7 +70,7 @@ class Listener:
         self._network = copied(original, share=True)
         self._images, self._device, self._seed = images, device, seed
         answers = self._answers()
-        self._scores = [answer.matrix and _may_be_scores(answer.rows) for answer in answers]
+        self._free = [_free(answer.rows) if answer.matrix else 0.0 for answer in answers]
         self._reference = self._compared(answers)
         sound = all(bool(rows.isfinite().all()) for rows in self._reference)
         if not sound or not any(bool(rows.any()) for rows in self._reference):
@@ -90,10 +95,10 @@ class Listener:
 
     def _compared(self, answers: list[Answer]) -> list[Tensor]:
         """What of them counts. They may be others than there were, which is refused in a sentence."""
-        scores = itertools.chain(self._scores, itertools.repeat(False))
+        shares = itertools.chain(self._free, itertools.repeat(0.0))
         return [
-            rows - rows.mean(1, keepdim=True) if free else rows
-            for (rows, _), free in zip(answers, scores, strict=False)
+            rows - free * rows.mean(1, keepdim=True) if free else rows
+            for (rows, _), free in zip(answers, shares, strict=False)
         ]
 
     def _answers(self) -> list[Answer]:
@@ -108,15 +113,19 @@ class Listener:
         return [Answer(torch.cat([a.rows for a in parts]), parts[0].matrix) for parts in zip(*found, strict=True)]
 
 
-def _may_be_scores(rows: Tensor) -> bool:
-    """Whether ``rows`` (images x columns) can be scores of classes, which say the same whatever is added to all.
+def _free(rows: Tensor) -> float:
+    """How much of what all columns of ``rows`` (images x columns) have in common may change unseen: all of it of scores
+    of classes, nothing of a regressor's answers, and in between as they look more like the one or the other.
 
-    Not where most of what varies over the images is common to all columns: whoever leaves that out of a regressor's
-    answers leaves out the answer. Of a classifier's it may be a good part (a third, for a head trained class by class).
+    Whoever leaves what is common out of a regressor's answers may leave out the answer; whoever looks at it in a
+    classifier's looks at what softmax does not see.
     """
+    if rows.shape[1] == 1:
+        return 0.0
     varying = rows - rows.mean(0)
-    common = rows.shape[1] * varying.mean(1).square().sum()
-    return rows.shape[1] > 1 and bool(2 * common <= varying.square().sum())
+    common, whole = float(rows.shape[1] * varying.mean(1).square().sum()), float(varying.square().sum())
+    share = common / whole if whole > 0 else 0.0
+    return min(1.0, max(0.0, (NUMBERS - share) / (NUMBERS - SCORES)))
 
 
 @contextmanager
