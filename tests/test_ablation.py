@@ -96,7 +96,7 @@ def test_cells_of_another_network_are_refused(asked: Any, tmp_path: Path) -> Non
 
 
 def test_a_row_is_paired_with_the_papers_of_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 400 pictures the paper's gets 300 right, the row these and 40 more: a gain of 10 points, and not of nothing."""
+    """Of 400 pictures the paper's gets 300 right, the row these and 40 more: a gain of 10 points, surely of 5."""
     right = torch.arange(400) < 300
     scores = [SimpleNamespace(right=right), SimpleNamespace(right=right | (torch.arange(400) >= 360))]
 
