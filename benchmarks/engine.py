@@ -3,13 +3,14 @@
     python benchmarks/engine.py --device cpu --images 64
     python benchmarks/engine.py --device cuda --images 1000 --scaling 250 500 1000 2000
     python benchmarks/engine.py --device cpu --images 128 --networks vgg16 --budgets 8GB 4GB 2GB --name memory
+    python benchmarks/engine.py --device cpu --images 64 --ranks sensitivity --name sensitivity   # what those take
     python benchmarks/engine.py --images 64 --limits      # by arithmetic alone: what no run can go under
 
-A forward-pass equivalent is the wall time of accelerate() less its solves (spectra, ranks, factors) over one no-grad
-pass of the original on the same images and batches, before it in the same process. On a CPU every network has a process
-of its own, and a pass is timed behind accelerate() too: how long one takes depends on what memory the C library has at
-hand, and accelerate() leaves it more than a new process has. Weights and images are random: time does not depend on
-them. Writes benchmarks/results/engine-DEVICE[-NAME].json and .md.
+A forward-pass equivalent is the wall time of accelerate() less its solves (spectra, what ranks by sensitivity measure,
+ranks, factors) over one no-grad pass of the original on the same images and batches, before it in the same process. On
+a CPU every network has a process of its own, and a pass is timed behind accelerate() too: how long one takes depends on
+what memory the C library has at hand, and accelerate() leaves it more than a new process has. Weights and images are
+random: time does not depend on them. Writes benchmarks/results/engine-DEVICE[-NAME].json and .md.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from leanconv.network.survey import survey
 
 SAMPLES = 50_000  # accelerate's default
 SPEEDUPS = {"vgg16": 4.0, "resnet50": 2.0}
-SOLVES = ("statistics", "choosing ranks", "solving")
+SOLVES = ("statistics", "measuring layers", "choosing ranks", "solving")
 STAGES = ("preparing", "original network", "accelerated network", *SOLVES)
 
 
@@ -109,14 +110,13 @@ def measure(name: str, count: int, options: argparse.Namespace, memory: str | No
         result: list[leanconv.Accelerated] = []
 
         def run(result: list[leanconv.Accelerated] = result) -> None:
-            result.append(
-                leanconv.accelerate(model, batches, SPEEDUPS[name], refine="none", progress=False, memory=memory)
-            )
+            arguments = {"ranks": options.ranks, "refine": "none", "progress": False, "memory": memory}
+            result.append(leanconv.accelerate(model, batches, SPEEDUPS[name], **arguments))
 
         with Peak(device) as peak:
             total = seconds(device, run)
         stages = result[0].seconds
-        rest = total - sum(stages[stage] for stage in SOLVES)
+        rest = total - sum(stages.get(stage, 0.0) for stage in SOLVES)
         rows.append((total, rest, stages, peak.bytes, number == 0))
     kept = [row for row in rows if not row[4]] or rows
     total, rest, stages, most, _ = sorted(kept, key=lambda row: row[1])[len(kept) // 2]
@@ -147,7 +147,7 @@ def answer_of(model: nn.Module, device: str) -> list[float]:
 def apart(name: str, count: int, options: argparse.Namespace, memory: str | None = None) -> dict[str, Any]:
     """``measure`` in a process of its own."""
     command = [sys.executable, __file__, "--device", options.device, "--images", str(count), "--networks", name]
-    command += ["--batch", str(options.batch), "--one", memory or ""]
+    command += ["--batch", str(options.batch), "--ranks", options.ranks, "--one", memory or ""]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
         raise SystemExit(found.stderr)
@@ -175,8 +175,10 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
 
 def rendered(data: dict[str, Any]) -> str:
     parts = [f"{data['machine']}; `{data['command']}`"]
+    found = [row for key in ("networks", "scaling", "budgets") for row in data[key]]
+    shown = [stage for stage in STAGES if any(stage in row["stages"] for row in found)]
     heads = ["network", "images", "forward, s", "accelerate(), s", "the first time", "equivalents"]
-    heads += ["forward behind it, s", "equivalents of that", "peak, GB", *STAGES]
+    heads += ["forward behind it, s", "equivalents of that", "peak, GB", *shown]
     for key in ("networks", "scaling", "budgets"):
         if not data[key]:
             continue
@@ -191,14 +193,14 @@ def rendered(data: dict[str, Any]) -> str:
                 f"{row['behind']:.2f}",
                 f"{row['equivalents behind']:.2f}",
                 f"{row['peak'] / 1e9:.2f}",
-                *(f"{row['stages'].get(stage, 0.0):.2f}" for stage in STAGES),
+                *(f"{row['stages'].get(stage, 0.0):.2f}" for stage in shown),
             ]
             for row in data[key]
         ]
         if key == "budgets":
-            for row, found in zip(rows, data[key], strict=True):
-                row[:0] = [found["memory"]]
-                row.append(f"{found['difference']:.1e}")
+            for row, budget in zip(rows, data[key], strict=True):
+                row[:0] = [budget["memory"]]
+                row.append(f"{budget['difference']:.1e}")
             parts.append(table(["memory=", *heads, "difference"], rows))
         else:
             parts.append(table(heads, rows))
@@ -214,6 +216,7 @@ def command_line(options: argparse.Namespace) -> str:
     """What prints this again, wherever it is written to."""
     words = ["python", "benchmarks/engine.py", "--device", options.device, "--images", str(options.images)]
     words += ["--batch", str(options.batch), "--networks", *options.networks]
+    words += ["--ranks", options.ranks] if options.ranks != "energy" else []
     for name in ("scaling", "budgets"):
         values = [str(value) for value in getattr(options, name)]
         words += [f"--{name}", *values] if values else []
@@ -236,6 +239,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--networks", nargs="+", default=list(SPEEDUPS), choices=list(SPEEDUPS))
+    parser.add_argument("--ranks", choices=("energy", "sensitivity"), default="energy")
     parser.add_argument("--scaling", nargs="*", type=int, default=[])
     parser.add_argument("--budgets", nargs="*", default=[], help="memory= to try, each in its own process")
     parser.add_argument("--limits", action="store_true", help="print what no run can go under, and end")
