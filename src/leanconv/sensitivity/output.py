@@ -22,8 +22,8 @@ from leanconv.solve import pca
 FARTHEST = 1e3
 # The share of an output's variance over the images that is common to all its columns: up to the first they are taken
 # for scores of classes, which say the same whatever is added to all, beyond the second for numbers that each mean
-# something. A head trained class by class has a third in common (VGG-16's), two columns that know nothing of each other
-# a half.
+# something. A head trained class by class has about a third in common (VGG-16's), two columns that know nothing of each
+# other a half.
 SCORES, NUMBERS = 0.4, 0.6
 
 
