@@ -46,7 +46,7 @@ from leanconv.textfile import write_whole
 # Arguments of accelerate. First what the paper does, then each step alone, then added one by one. refine="closed-form"
 # is two steps; a row "without" one of them shows the other. "images": all the training set's, not 3,000 of them.
 SAMPLES, CLOSED, RANKS = {"samples": 150_000}, {"refine": "closed-form"}, {"ranks": "sensitivity"}
-DISTILLED = {"refine": "distill"}
+SWEEPS, DISTILLED = {"sweeps": 3}, {"refine": "distill"}
 PAPER = "the paper's 3d"
 ROWS: dict[str, dict[str, Any]] = {
     PAPER: {},
@@ -54,12 +54,16 @@ ROWS: dict[str, dict[str, Any]] = {
     "fitted for images not seen": CLOSED | {"without": "free filters"},
     "horizontal filters fitted freely": CLOSED | {"without": "images held out"},
     "ranks by sensitivity": RANKS,
+    "both halves of splits fitted": SWEEPS,
     "closed form (both)": CLOSED,
+    "closed form, both halves": CLOSED | SWEEPS,
     "samples, closed form": SAMPLES | CLOSED,
     "samples, closed form, sensitivity": SAMPLES | CLOSED | RANKS,
+    "samples, closed form, sensitivity, both halves": SAMPLES | CLOSED | RANKS | SWEEPS,
     "distilled": DISTILLED,
     "samples, sensitivity, distilled": SAMPLES | RANKS | DISTILLED,
     "the last, all training pictures": SAMPLES | RANKS | DISTILLED | {"images": "all"},
+    "samples, sensitivity, both halves, distilled": SAMPLES | RANKS | DISTILLED | SWEEPS,
 }
 # The ways a user chooses between, as the README has them.
 SUMMARY = {

@@ -46,6 +46,7 @@ class Options:
     latency: float | None = None  # milliseconds the network is to take there, in place of ``speedup``
     refine: Refine = "none"
     steps: int | None = None  # of training, for refine="distill"; None: train.refine's own
+    sweeps: int = 0  # turns in which both halves of spatial splits are fitted before a layer is
 
     @classmethod
     def check(
@@ -65,6 +66,7 @@ class Options:
         latency: Any = None,
         refine: Any = None,
         steps: Any = None,
+        sweeps: Any = 0,
     ) -> Options:
         """Options from raw arguments, or a LeanconvError that names the wrong one."""
         _one_of("scheme", scheme, METHODS)
@@ -80,6 +82,11 @@ class Options:
             )
         if steps is not None and refine != "distill":
             raise LeanconvError(f"steps={steps!r} goes with refine='distill' only; leave it out or give that.")
+        if whole("sweeps", sweeps, 0) and scheme != "3d":
+            raise LeanconvError(
+                f"sweeps={sweeps!r} fits the spatial splits of scheme='3d', and scheme={scheme!r} was given; leave it "
+                "out or give that."
+            )
         if part is not None and not (isinstance(part, str) and part):
             raise LeanconvError(f"part={part!r} must be the path of a module, for example 'backbone'.")
         if not isinstance(ranks, Mapping):
@@ -107,6 +114,7 @@ class Options:
             latency=None if latency is None else float(latency),
             refine=refine,
             steps=None if steps is None else whole("steps", steps, 1),
+            sweeps=whole("sweeps", sweeps, 0),
         )
 
     @property

@@ -87,8 +87,8 @@ class Workdir:
         basis = {key: wanted[key] for key in BASIS}
         known = self._load(STATE)
         if known is not None:
-            for part in ("run", "solving"):  # of a folder from before there were steps
-                known[part] = {"steps": None, **known.get(part, {})}
+            for part in ("run", "solving"):  # of a folder from before there were steps, and sweeps
+                known[part] = {"steps": None, "sweeps": 0, **known.get(part, {})}
             known["basis"] = {"all images": True, **known["basis"]}  # of one from before any were put aside
             other = basis["all images"] != known["basis"]["all images"]
             self._compare({**basis, "all images": known["basis"]["all images"]}, known["basis"], "statistics of a run")

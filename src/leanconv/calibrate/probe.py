@@ -60,6 +60,11 @@ class Probe:
         """Where the responses can lie, one for each group."""
         return [ResponseSpace.of(filters.flatten(1)) for filters in self.weight.chunk(self.site.geometry.groups)]
 
+    @property
+    def width(self) -> int:
+        """Numbers that are collected at a position."""
+        return self.split.horizontal[0].numel() if self.halfway and self.split is not None else len(self.weight)
+
     def positions(self, x: Tensor) -> int:
         """How many responses the layer has for one image (one row of ``x``)."""
         geometry = self.site.geometry
@@ -138,6 +143,18 @@ class Probe:
         x = x.reshape(len(x), groups, -1).transpose(0, 1)  # g x n x (c k)
         filters = weight.reshape(groups, -1, x.shape[2]).transpose(1, 2)  # g x (c k) x d / g
         return (x @ filters).transpose(0, 1).flatten(1) + self.bias
+
+
+@dataclass(frozen=True)
+class PatchProbe(Probe):
+    """What is collected is what the filters see, n x (c k): ``weight.flatten(1)`` makes responses of it."""
+
+    @property
+    def width(self) -> int:
+        return self.site.geometry.patch
+
+    def from_input(self, x: Tensor, chosen: Chosen) -> Tensor:
+        return conv_patches(x, self.site.geometry, chosen).to(self.weight.dtype)
 
 
 def _size(x: Tensor) -> tuple[int, ...]:

@@ -40,6 +40,9 @@ def accelerate(
     steps: Annotated[
         int | None, typer.Option(min=1, help="--refine distill: steps of training, at most. Default: about 1,200.")
     ] = None,
+    sweeps: Annotated[
+        int, typer.Option(min=0, help="3d: fit both halves of every split to responses, in so many turns; 2 or 3 help.")
+    ] = 0,
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
     ranks: Annotated[
         str,
@@ -132,6 +135,7 @@ def accelerate(
         "solver": solver,
         "refine": refine,
         "steps": steps,
+        "sweeps": sweeps,
         "asymmetric": not symmetric,
         "ranks": chosen,
         "skip": [] if no_skip else skip or None,

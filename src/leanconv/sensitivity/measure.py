@@ -11,7 +11,7 @@ from leanconv.fit import split_factors
 from leanconv.network.replace import Change
 from leanconv.ranks.candidates import Candidate
 from leanconv.ranks.sensitivity import Felt, Points
-from leanconv.sensitivity.draw import drawn
+from leanconv.sampling import drawn
 from leanconv.sensitivity.output import Listener, Projected
 from leanconv.sensitivity.splits import split_losses, split_probe
 from leanconv.spectra import Spectra

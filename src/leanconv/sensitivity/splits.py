@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from leanconv.calibrate.batches import Batch, Batches
-from leanconv.calibrate.observe import observe
-from leanconv.calibrate.patches import Positions
-from leanconv.calibrate.probe import Probe, Responses
-from leanconv.calibrate.samples import Samples
+from leanconv.calibrate.batches import Batch
+from leanconv.calibrate.probe import Probe
 from leanconv.engine import Engine
 from leanconv.ranks.sensitivity import Points
+from leanconv.sampling import collected
 from leanconv.solve import reduced_rank
 from leanconv.spectra import Spectra
 
@@ -36,8 +34,9 @@ def split_losses(
     a fifth to two thirds are left in VGG-16.
     """
     most = {name: max(some) for name, some in ranks.items() if some}
-    whole = _seen(engine, images, {name: spectra.dense[name] for name in most})
-    halves = _seen(engine, images, {name: split_probe(spectra, name, rank) for name, rank in most.items()})
+    whole = collected(engine, images, {name: spectra.dense[name] for name in most}, ROWS)
+    probes = {name: split_probe(spectra, name, rank) for name, rank in most.items()}
+    halves = collected(engine, images, probes, ROWS)
     for name, some in ranks.items():
         found, energies = [], spectra.candidates[name].spatial
         for rank in some:
@@ -70,27 +69,3 @@ def split_probe(spectra: Spectra, name: str, rank: int) -> Probe:
     """Of the product of a split; what its horizontal factor sees is collected."""
     dense, split = spectra.dense[name], spectra.split(name, rank)
     return Probe(dense.site, split.product(), dense.bias, split, halfway=True)
-
-
-def _seen(engine: Engine, images: list[Batch], probes: dict[str, Probe]) -> Samples:
-    """What ``probes`` collect, at the same positions whatever they are."""
-    count = sum(batch.size for batch in images)
-    positions = Positions(
-        per_image=max(1, -(-ROWS // count)), images=count, seed=engine.options.seed, device=engine.device
-    )
-    found = Samples(engine.memory)
-    for name, probe in probes.items():
-        site, split = probe.site, probe.split
-        width = site.geometry.out_channels if split is None else split.horizontal[0].numel()
-        rows = count * positions.count(site.positions)
-        found.expect(name, rows=rows, width=width, dtype=probe.weight.dtype, adds=False)
-    for batch in images:
-        observe(
-            engine.original,
-            Batches.of(batch),
-            list(probes.values()),
-            positions=positions,
-            device=engine.device,
-            take=lambda name, first, seen: found.add(name, first, Responses(seen.y)),
-        )
-    return found

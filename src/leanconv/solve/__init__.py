@@ -15,6 +15,7 @@ from leanconv.solve.pca import pca, spectrum
 from leanconv.solve.reduced_rank import reduced_rank
 from leanconv.solve.space import ResponseSpace
 from leanconv.solve.spatial import SpatialBasis, SpatialFactors, spatial_basis
+from leanconv.solve.sweeps import swept
 from leanconv.solve.unseen import unseen
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "reduced_rank",
     "spatial_basis",
     "spectrum",
+    "swept",
     "thinned",
     "unseen",
 ]

@@ -1,11 +1,15 @@
-"""Some of the calibration images."""
+"""Some of the calibration images, and what the original's layers do there."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from leanconv.calibrate.batches import Batch
+from leanconv.calibrate.batches import Batch, Batches
+from leanconv.calibrate.observe import observe
+from leanconv.calibrate.patches import Positions
+from leanconv.calibrate.probe import Probe, Responses
+from leanconv.calibrate.samples import Samples
 from leanconv.engine import Engine
 
 
@@ -33,3 +37,26 @@ def drawn(engine: Engine, count: int) -> list[Batch]:
     largest = max(batch.size for batch in batches) if len(kinds) == 1 and None not in kinds else 1
     groups = [found[first : first + largest] for first in range(0, len(found), largest)]
     return [Batch(number * largest, len(group), tuple(group)) for number, group in enumerate(groups)]
+
+
+def collected(engine: Engine, images: list[Batch], probes: dict[str, Probe], rows: int) -> Samples:
+    """What ``probes`` collect in the original, about ``rows`` of every site, at the same positions whatever they are.
+    One pass of the images."""
+    count = sum(batch.size for batch in images)
+    positions = Positions(
+        per_image=max(1, -(-rows // count)), images=count, seed=engine.options.seed, device=engine.device
+    )
+    found = Samples(engine.memory)
+    for name, probe in probes.items():
+        expected = count * positions.count(probe.site.positions)
+        found.expect(name, rows=expected, width=probe.width, dtype=probe.weight.dtype, adds=False)
+    for batch in images:
+        observe(
+            engine.original,
+            Batches.of(batch),
+            list(probes.values()),
+            positions=positions,
+            device=engine.device,
+            take=lambda name, first, seen: found.add(name, first, Responses(seen.y)),
+        )
+    return found
