@@ -16,6 +16,7 @@ from leanconv.errors import LeanconvError
 from leanconv.solve import Moments, SpatialFactors, spatial_basis, swept
 from leanconv.solve.sweeps import WHITE
 from tests.conftest import plain_network, relative, smooth_images
+from tests.test_accelerate import CONV_CASES, full_ranks, network_of
 from tests.test_sensitivity import residual
 
 QUICK: dict[str, Any] = {"samples": 2000, "progress": False}
@@ -117,6 +118,15 @@ def test_answers_come_nearer(build: Any, arguments: dict[str, Any]) -> None:
     assert [layer.ranks for layer in plain.layers] == [layer.ranks for layer in turned.layers]
     assert plain.macs_after == turned.macs_after
     assert error_of(turned, model, others) < error_of(plain, model, others)
+
+
+@pytest.mark.parametrize("case", CONV_CASES)
+def test_full_rank_reproduces_every_convolution(case: str) -> None:
+    model, images = network_of(CONV_CASES[case]), smooth_images(16)
+    ranks = full_ranks(model, images, "3d", ["2", "5"])
+    result = leanconv.accelerate(model, images, ranks=ranks, sweeps=2, **QUICK)
+    fresh = smooth_images(8, seed=5)
+    assert relative(result.model(fresh), model(fresh)) <= 1e-4
 
 
 def test_a_run_goes_on_in_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 import leanconv
 from leanconv.images import Pictures, find_pictures
 from leanconv.team import Team
-from tests.conftest import plain_network, smooth_images
+from tests.conftest import plain_network, relative, smooth_images
 from tests.test_engine import residual_network
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +84,22 @@ torch.save([result.model.state_dict(), [vars(layer) for layer in result.layers]]
             assert torch.allclose(
                 found.nan_to_num(), tensor.nan_to_num(), rtol=1e-4, atol=1e-4 * float(tensor.nan_to_num().abs().max())
             )
+
+
+def test_two_processes_with_sweeps_end_with_one_network(tmp_path: Path) -> None:
+    """The splits are fitted to what the first process has."""
+    text = f"""
+batches = list(smooth_images(40, 32).split(8))
+result = leanconv.accelerate(plain_network(), batches, 3.0, samples=4000, sweeps=2, progress=False)
+torch.save(result.model(batches[0]), {str(tmp_path)!r} + f"/{{rank}}")
+"""
+    outcome = together(text)
+    assert [code for code, _ in outcome] == [0, 0], outcome
+    one, other = (torch.load(tmp_path / str(rank)) for rank in range(2))
+    assert torch.equal(one, other)
+    batches = list(smooth_images(40, 32).split(8))
+    alone = leanconv.accelerate(plain_network(), batches, 3.0, samples=4000, sweeps=2, progress=False)
+    assert relative(one, alone.model(batches[0])) < 0.02
 
 
 def test_an_error_in_one_process_ends_all() -> None:
