@@ -214,14 +214,19 @@ def alone(cells: list[dict[str, Any]], form: str) -> str:
     return form.format(statistics.median(seconds)) if seconds else ""
 
 
-def markdown(cells: list[dict[str, Any]]) -> str:
-    """A table for every network: a row for every way, seeds together."""
+def asked_for(name: str) -> str:
+    """The word of the command by which a table is called otherwise."""
+    return "" if name == "ablation" else f" --name {name}"
+
+
+def markdown(cells: list[dict[str, Any]], asked: str = "") -> str:
+    """A table for every network: a row for every way, seeds together. ``asked``: other words of the command."""
     lines: list[str] = []
     for model in dict.fromkeys(one["model"] for one in cells):
         own = [one for one in cells if one["model"] == model]
         base, beside = own[0]["original"], any("gained, low" in one for one in own)
         lines += [
-            f"`python benchmarks/ablation.py --model {model}` on {machines(own)}. Original: top-1 "
+            f"`python benchmarks/ablation.py --model {model}{asked}` on {machines(own)}. Original: top-1 "
             f"{base['top1']:.2f} %, top-5 {base['top5']:.2f} %; increase of the {base['error']} error in points, "
             "median of the seeds (each seed), the 95 % interval of that seed, paired with the original picture by "
             "picture, "
@@ -362,7 +367,7 @@ def main() -> None:
     if options.held_out:
         print(markdown(cells))
         return
-    keep(options.out, options.name, cells, markdown(cells))
+    keep(options.out, options.name, cells, markdown(cells, asked_for(options.name)))
     if options.name == "ablation":
         (options.out / "ablation-summary.md").write_text(summary(cells) + "\n")
 

@@ -128,12 +128,14 @@ def test_other_steps_train_anew_what_is_solved(tmp_path: Path, monkeypatch: pyte
     assert_equal(fresh, run(workdir=tmp_path, steps=2))
 
 
-def test_a_folder_from_before_there_were_steps_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_from_before_there_were_steps_and_sweeps_is_as_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = run("closed-form", workdir=tmp_path)
     file = tmp_path / "leanconv-work.json"
     state = json.loads(file.read_text())
     for part in ("run", "solving"):
-        del state[part]["steps"]
+        del state[part]["steps"], state[part]["sweeps"]
     del state["basis"]["all images"]
     file.write_text(json.dumps(state))
     nothing_is_solved(monkeypatch)

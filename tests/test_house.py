@@ -19,7 +19,7 @@ STOREYS = [
     {"result", "inspection", "workdir"},
     {"storage", "export", "engine", "spectra"},
     {"reconstruction", "bench", "report", "sampling"},
-    {"solving", "baselines", "compare", "doctor", "latency", "sensitivity", "splitting"},
+    {"solving", "baselines", "compare", "doctor", "latency", "sensitivity", "sweeping"},
     {"job"},
     {"train"},
     {"_accelerate"},

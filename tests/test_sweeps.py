@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import leanconv
+from leanconv import sweeping
+from leanconv.calibrate.samples import Samples
 from leanconv.errors import LeanconvError
 from leanconv.solve import Moments, SpatialFactors, spatial_basis, swept
 from leanconv.solve.sweeps import WHITE
 from tests.conftest import plain_network, relative, smooth_images
 from tests.test_accelerate import CONV_CASES, full_ranks, network_of
+from tests.test_cli import NETWORK, call
+from tests.test_images import write_picture
 from tests.test_sensitivity import residual
 
 QUICK: dict[str, Any] = {"samples": 2000, "progress": False}
@@ -153,12 +158,83 @@ def test_a_run_goes_on_in_the_same_bits(tmp_path: Path, monkeypatch: pytest.Monk
     assert not torch.equal(plain.model(images), wanted.model(images))
 
 
-def test_little_memory_changes_nothing() -> None:
+def test_a_layer_solved_before_is_not_swept_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = plain_network(), smooth_images(32)
+    wanted = leanconv.accelerate(model, images, 3, sweeps=1, workdir=tmp_path, **QUICK)
+    assert wanted.layers
+    monkeypatch.setattr(sweeping, "swept", lambda *_: pytest.fail("swept again"))
+    found = leanconv.accelerate(model, images, 3, sweeps=1, workdir=tmp_path, **QUICK)
+    assert torch.equal(found.model(images), wanted.model(images))
+
+
+def test_little_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[str | None] = []
+    expect = Samples.expect
+
+    def noted(self: Samples, name: str, **facts: Any) -> None:
+        expect(self, name, **facts)
+        places.append(self._kept[name].place)
+
+    monkeypatch.setattr(Samples, "expect", noted)
     model, images = plain_network(), smooth_images(32)
     wanted, found = (
-        leanconv.accelerate(model, images, 3, sweeps=1, memory=memory, **QUICK) for memory in (None, "1MB")
+        leanconv.accelerate(model, images, 3, sweeps=1, memory=memory, **QUICK) for memory in (None, "1KB")
     )
+    assert set(places[: len(places) // 2]) == {"host"}
+    assert set(places[len(places) // 2 :]) == {"disk"}
     assert torch.equal(found.model(images), wanted.model(images))
+
+
+def test_no_more_patches_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that runs on sixteen crops of each image."""
+
+    class Crops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), plain_network((8, 12, 12))[3:]
+            self.head[0] = nn.Conv2d(8, 12, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x).relu().unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+            return self.head(x).unflatten(0, (-1, 16)).mean(1)
+
+    torch.manual_seed(0)
+    rows: list[int] = []
+
+    def noted(split: SpatialFactors, weight: Tensor, patches: Moments, sweeps: int) -> SpatialFactors:
+        rows.append(patches.count)
+        return swept(split, weight, patches, sweeps)
+
+    monkeypatch.setattr(sweeping, "swept", noted)
+    monkeypatch.setattr(sweeping, "ROWS", 320)
+    leanconv.accelerate(Crops().eval(), smooth_images(32), 1.5, sweeps=1, **QUICK)
+    assert max(rows) == 320
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    model, images = plain_network().to(dtype), smooth_images(32).to(dtype)
+    result = leanconv.accelerate(model, images, 2, sweeps=1, **QUICK)
+    assert {parameter.dtype for parameter in result.model.parameters()} == {dtype}
+    assert relative(result.model(images).double(), model(images).double()) < 0.1
+
+
+def test_the_commands_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NETWORK)
+    for number in range(8):
+        write_picture(tmp_path / "photos" / f"{number}.png", 20 + 30 * number)
+    words = "accelerate net.py:build --images photos --size 32 --speedup 2 --samples 500 --workers 0 --sweeps 2"
+    code, _, meanwhile = call(f"{words} --out fast", monkeypatch, capsys)
+    assert code == 0, meanwhile
+    assert "fitting splits" in meanwhile
+    assert json.loads(Path("fast/leanconv.json").read_text())["options"]["sweeps"] == 2
+    code, _, meanwhile = call(f"{words} --scheme channel --out other", monkeypatch, capsys)
+    assert code == 2
+    assert "sweeps=2 fits the spatial splits of scheme='3d'" in meanwhile
+    assert not Path("other").exists()
 
 
 def test_refusals() -> None:

@@ -103,7 +103,7 @@ def accelerate(
             out gain no more. Default: about 1,200, in at most 100 epochs.
         sweeps: for 3d, how many times the (k x 1) and the (1 x k) filters of every split are fitted in turns to the
             original's responses before the layer is solved, in place of the split that is best for the filters
-            alone; 2 or 3 are worth a try. One more pass of 512 images, and the time of the sums.
+            alone. 3 are enough. Ranks are chosen as without. One more pass of 512 images, and the time of the sums.
         target: for ``ranks="latency"``, what is timed: runtime, device, threads, batch and dtype. Default: torch where
             the model is, one thread, one image.
         latency: for ``ranks="latency"``, milliseconds the whole network is to take, in place of ``speedup``.

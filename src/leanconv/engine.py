@@ -187,8 +187,7 @@ class Engine:
         """Of a site's sampled responses, about."""
         site = probe.site
         rows = self.batches.images * self.positions.count(site.positions)
-        width = site.geometry.out_channels
-        return {"rows": rows, "width": width, "dtype": probe.weight.dtype, "adds": bool(site.adds)}
+        return {"rows": rows, "width": probe.width, "dtype": probe.weight.dtype, "adds": bool(site.adds)}
 
     def solve(
         self,

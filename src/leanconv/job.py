@@ -38,7 +38,7 @@ from leanconv.sensitivity import feel
 from leanconv.solve import SpatialFactors
 from leanconv.solving import Solving, change_of
 from leanconv.spectra import Spectra
-from leanconv.splitting import swept_splits
+from leanconv.sweeping import swept_splits
 from leanconv.target import Target
 
 
@@ -266,8 +266,8 @@ class Job:
         splits: dict[str, SpatialFactors] | None = None
         if engine.team.lead:
             splits = {name: spectra.split(name, c.ranks[0]) for name, c in plan.items() if c.scheme != "channel"}
-            if self.options.sweeps and splits:
-                splits = swept_splits(engine, spectra.dense, splits, self.options.sweeps)
+            if self.options.sweeps:
+                splits |= swept_splits(engine, spectra.dense, splits, self.options.sweeps)
         return engine.team.share(splits)
 
     def _dense_probe(self, site: Site) -> Probe:

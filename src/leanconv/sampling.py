@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from leanconv.calibrate.patches import Positions
 from leanconv.calibrate.probe import Probe, Responses
 from leanconv.calibrate.samples import Samples
 from leanconv.engine import Engine
+from leanconv.solve import thinned
 
 
 def drawn(engine: Engine, count: int) -> list[Batch]:
@@ -39,17 +42,30 @@ def drawn(engine: Engine, count: int) -> list[Batch]:
     return [Batch(number * largest, len(group), tuple(group)) for number, group in enumerate(groups)]
 
 
-def collected(engine: Engine, images: list[Batch], probes: dict[str, Probe], rows: int) -> Samples:
-    """What ``probes`` collect in the original, about ``rows`` of every site, at the same positions whatever they are.
-    One pass of the images."""
+def collected(
+    engine: Engine,
+    images: list[Batch],
+    probes: dict[str, Probe],
+    rows: int,
+    step: Callable[[], None] = lambda: None,
+) -> Samples:
+    """What ``probes`` collect in the original, about ``rows`` of every site and no more, at the same positions whatever
+    they are. One pass of the images; ``step`` is called for every batch."""
     count = sum(batch.size for batch in images)
     positions = Positions(
         per_image=max(1, -(-rows // count)), images=count, seed=engine.options.seed, device=engine.device
     )
+    each = {name: positions.count(probe.site.positions) for name, probe in probes.items()}
     found = Samples(engine.memory)
     for name, probe in probes.items():
-        expected = count * positions.count(probe.site.positions)
-        found.expect(name, rows=expected, width=probe.width, dtype=probe.weight.dtype, adds=False)
+        found.expect(name, rows=count * each[name], width=probe.width, dtype=probe.weight.dtype, adds=False)
+
+    def take(batch: Batch, name: str, first: int, y: Tensor) -> None:
+        most = batch.size * each[name]
+        if len(y) > most:  # a layer that runs on several maps, or on other rows than images, such as boxes
+            y = y[thinned(len(y), most).to(y.device)]
+        found.add(name, first, Responses(y))
+
     for batch in images:
         observe(
             engine.original,
@@ -57,6 +73,7 @@ def collected(engine: Engine, images: list[Batch], probes: dict[str, Probe], row
             list(probes.values()),
             positions=positions,
             device=engine.device,
-            take=lambda name, first, seen: found.add(name, first, Responses(seen.y)),
+            take=lambda name, first, seen, batch=batch: take(batch, name, first, seen.y),  # type: ignore[misc]
+            step=step,
         )
     return found

@@ -41,7 +41,8 @@ def accelerate(
         int | None, typer.Option(min=1, help="--refine distill: steps of training, at most. Default: about 1,200.")
     ] = None,
     sweeps: Annotated[
-        int, typer.Option(min=0, help="3d: fit both halves of every split to responses, in so many turns; 2 or 3 help.")
+        int,
+        typer.Option(min=0, help="3d: fit both halves of every split to responses, in so many turns; 3 are enough."),
     ] = 0,
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
     ranks: Annotated[

@@ -10,7 +10,7 @@ from leanconv.solve.spatial import SpatialFactors
 
 # Beside the patches there were, white ones of this share of their mean variance. Of white patches alone the split by
 # singular values is the best there is; without them directions the patches do not show would be fitted to noise. Of
-# 0.01, 0.1 and 1 this left the least of the responses to calibration pictures held out, in three layers of VGG-16.
+# 0.01, 0.1 and 1 this lost least of the responses to pictures held out (benchmarks/splits.py).
 WHITE = 0.1
 
 # Of conjugate gradients, for the vertical half. The split it begins with is near, and the next turn goes on from here.
@@ -19,18 +19,19 @@ STEPS = 12
 
 def swept(split: SpatialFactors, weight: Tensor, patches: Moments, sweeps: int) -> SpatialFactors:
     """min over V (rank x c kh), H (d x kw x rank): sum ||W x - sum_w H_w V x_w||^2, from ``split`` on, with responses
-    W x of the filters ``weight`` (d x c x kh x kw) to centred ``patches`` x (n x c kh kw), x_w their columns.
+    W x of the filters ``weight`` (d x c x kh x kw) to centred ``patches`` x (n x c kh kw), x_w their kw columns.
 
     Filters alone are reconstructed by an SVD, which takes every direction of a patch for as likely as any other; in
     pictures neighbours are alike, and most of what an SVD keeps is never seen. Fitted to patches, either half is a
     regression on the other: H on V x, an equation with kw rank unknowns a filter, and V on what H makes of it,
 
-        sum_wv H_w^T H_v V S_vw = sum_w H_w^T (W S)_w,    S = sum x x^T + white, in blocks of columns,
+        sum_wu H_w^T H_u V S_uw = sum_w H_w^T (W S)_w,    S = sum x x^T + white, in blocks of columns w and u,
 
     which conjugate gradients solve without its matrix. No turn raises the error. Where the patches never vary the split
     comes back as it is.
 
-    Cost: n (c kh kw)^2 multiply-adds before (the moments), and for each sweep STEPS kw^2 rank (c kh)^2, float64.
+    Cost: n (c kh kw)^2 multiply-adds before (the moments), and for each sweep STEPS kw^2 rank c kh (c kh + rank), in
+    float64; memory of two matrices like the moments' beside these.
     """
     d, c, kh, kw = weight.shape
     scatter = patches.scatter / max(patches.count, 1)
@@ -39,7 +40,8 @@ def swept(split: SpatialFactors, weight: Tensor, patches: Moments, sweeps: int) 
         return split
     scatter.diagonal().add_(WHITE * variance)
     wanted = (weight.to(torch.float64).flatten(1) @ scatter).reshape(d, c * kh, kw)  # W S
-    blocks = scatter.reshape(c * kh, kw, c * kh, kw).permute(1, 3, 0, 2).contiguous()  # S_wv: kw x kw x (c kh) x (c kh)
+    blocks = scatter.reshape(c * kh, kw, c * kh, kw).permute(1, 3, 0, 2).contiguous()  # S_wu: kw x kw x (c kh) x (c kh)
+    del scatter
     v = torch.linalg.qr(split.vertical.to(torch.float64).flatten(1).T).Q.T
     h = _horizontal(v, wanted, blocks)
     for _ in range(sweeps):
@@ -55,7 +57,7 @@ def swept(split: SpatialFactors, weight: Tensor, patches: Moments, sweeps: int) 
 def _horizontal(v: Tensor, wanted: Tensor, blocks: Tensor) -> Tensor:
     """H (d x kw x rank) for given V: (V S V^T over all pairs of columns) H = V (W S)."""
     kw, rank = len(blocks), len(v)
-    seen = (v @ blocks @ v.T).transpose(1, 2).reshape(kw * rank, kw * rank)  # rows (w, r), columns (v, s)
+    seen = (v @ blocks @ v.T).transpose(1, 2).reshape(kw * rank, kw * rank)
     right = (v @ wanted).transpose(1, 2).reshape(len(wanted), kw * rank)
     solved: Tensor = torch.linalg.solve(seen, right.T)
     return solved.T.reshape(len(wanted), kw, rank)
@@ -63,11 +65,11 @@ def _horizontal(v: Tensor, wanted: Tensor, blocks: Tensor) -> Tensor:
 
 def _vertical(h: Tensor, v: Tensor, wanted: Tensor, blocks: Tensor) -> Tensor:
     """V (rank x c kh) nearer to the best one for given H, from ``v`` on: STEPS of conjugate gradients."""
-    products = torch.einsum("dwr,dvs->wvrs", h, h)  # H_w^T H_v
+    products = torch.einsum("dwr,dus->uwrs", h, h)  # H_w^T H_u at (u, w), as S_uw lies: blocks are not copied
 
     def applied(v: Tensor) -> Tensor:
-        """sum_wv H_w^T H_v V S_vw."""
-        return (products @ (v @ blocks.transpose(0, 1))).sum((0, 1))
+        """sum_wu H_w^T H_u V S_uw."""
+        return (products @ (v @ blocks)).sum((0, 1))
 
     left = torch.einsum("dwr,dxw->rx", h, wanted) - applied(v)
     direction, size = left, left.square().sum()

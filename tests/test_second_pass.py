@@ -20,7 +20,7 @@ from tests.test_sensitivity import residual
 
 @pytest.mark.parametrize("build", [plain_network, residual])
 @pytest.mark.parametrize("arguments", [{}, {"scheme": "channel"}, {"refine": "none"}])
-def test_a_second_sweep_has_nothing_new_to_go_by(
+def test_a_second_pass_over_the_layers_has_nothing_new_to_go_by(
     build: Callable[[], nn.Module], arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the network as it ends up every layer is given what it was fitted from, shortcuts included."""
@@ -37,7 +37,7 @@ def test_a_second_sweep_has_nothing_new_to_go_by(
     def twice(self: Solving) -> Any:
         found = run(self)
         whole = [replace(probe, halfway=False) for probe in self.probes.values()]
-        seen = self.engine.responses(self.engine.accelerated, whole, "a second sweep")
+        seen = self.engine.responses(self.engine.accelerated, whole, "a second pass")
         again.update({name: seen.get(name) for name in self.probes})
         return found
 
