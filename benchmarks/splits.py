@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -49,22 +50,23 @@ def seen(model: nn.Module, pictures: Tensor, layers: list[str]) -> dict[str, Ten
     found: dict[str, list[Tensor]] = {name: [] for name in layers}
     generator = torch.Generator().manual_seed(0)
 
-    def listen(name: str) -> None:
+    def listened(name: str) -> Any:
         def hook(_: nn.Module, given: tuple[Tensor]) -> None:
             found[name].append(patches_of(given[0], generator))
             if name == layers[-1]:
                 raise Enough
 
-        model.get_submodule(name).register_forward_pre_hook(hook)
+        return model.get_submodule(name).register_forward_pre_hook(hook)
 
-    for name in layers:
-        listen(name)
-    with torch.inference_mode():
-        for batch in pictures.split(20):
-            try:
-                model(batch)
-            except Enough:
-                continue
+    handles = [listened(name) for name in layers]
+    try:
+        with torch.inference_mode():
+            for batch in pictures.split(20):
+                with suppress(Enough):
+                    model(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 
