@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from PIL import UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -29,7 +30,9 @@ class _Decoded(Dataset[tuple[int, Tensor | str]]):
         try:
             return index, self._preprocess(self._pictures[index].read())
         except Exception as error:  # a decoder can raise anything on a damaged file
-            return index, f"{type(error).__name__}: {error}"
+            # Pillow's words name the place in memory it read from.
+            said = "it is no picture in a known format" if isinstance(error, UnidentifiedImageError) else error
+            return index, f"{type(error).__name__}: {said}"
 
 
 Item = tuple[int, Tensor | str]
