@@ -52,7 +52,7 @@ COPIED = {
     "README.md": ("vgg16_imagenet.md", "ablation-summary.md", "solver-cpu.md", "solver-cuda.md"),
     "docs/choosing.md": ("speed-cpu.md",),
     "docs/finetune.md": ("judges.md",),
-    "docs/how.md": ("optimizers.md",),
+    "docs/how.md": ("optimizers.md", "splits.md"),
     "docs/networks.md": ("residual.md",),
     "docs/engine.md": ("engine-cpu.md", "engine-cpu-memory.md", "engine-cuda.md", "kill.md"),
 }
