@@ -204,6 +204,8 @@ def commits(cells: list[dict[str, Any]]) -> str:
 
 def timed(cells: list[dict[str, Any]]) -> str:
     """How many calls the seconds are of."""
+    if all(one["seconds"] is None for one in cells):
+        return "no seconds, as other jobs ran beside"
     counts = Counter((one["speedup"], one["row"]) for one in cells if one["seconds"] is not None)
     return f"seconds of calls that were alone on the machine, of {sum(n == 1 for n in counts.values())} rows one call"
 
@@ -235,7 +237,9 @@ def markdown(cells: list[dict[str, Any]], asked: str = "") -> str:
             "",
         ]
         for speedup in sorted({one["speedup"] for one in own}):
-            heads = [f"{speedup:g}x", "increase", "95 %", *["gained, 95 %"] * beside, "agreement %", "KL", "seconds"]
+            clocked = any(one["seconds"] is not None for one in own)
+            heads = [f"{speedup:g}x", "increase", "95 %", *["gained, 95 %"] * beside, "agreement %", "KL"]
+            heads += ["seconds"] * clocked
             lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
             for row in ROWS:
                 found = sorted(
@@ -255,7 +259,7 @@ def markdown(cells: list[dict[str, Any]], asked: str = "") -> str:
                     f"{statistics.median(increase):.2f} ({each})",
                     f"{middle['low']:.1f} to {middle['high']:.1f}",
                 ]
-                shown += [*[gained] * beside, f"{agreement:.2f}", f"{kl:.4f}", alone(found, "{:.1f}")]
+                shown += [*[gained] * beside, f"{agreement:.2f}", f"{kl:.4f}", *[alone(found, "{:.1f}")] * clocked]
                 lines.append("| " + " | ".join(shown) + " |")
             lines.append("")
     return "\n".join(lines)
