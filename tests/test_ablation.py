@@ -20,10 +20,13 @@ TABLE = ROOT / "benchmarks" / "results" / "ablation.json"
 MACHINE = "a machine of the test's"
 
 
-def test_the_committed_table_is_that_of_its_cells() -> None:
-    known = ablation.cells_of(TABLE)
-    assert len(known) == len(json.loads(TABLE.read_text()))
-    assert ablation.markdown(list(known.values())) == TABLE.with_suffix(".md").read_text()
+@pytest.mark.parametrize("name", ["ablation", "ablation-cpu"])
+def test_the_committed_table_is_that_of_its_cells(name: str) -> None:
+    table = TABLE.with_name(f"{name}.json")
+    known = ablation.cells_of(table)
+    assert len(known) == len(json.loads(table.read_text()))
+    found = ablation.markdown(list(known.values()), ablation.asked_for(name))
+    assert found.rstrip("\n") + "\n" == table.with_suffix(".md").read_text()
 
 
 @pytest.fixture
