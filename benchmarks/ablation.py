@@ -145,12 +145,12 @@ def cell(subject: Subject, speedup: float, row: str, seed: int, paper: Path) -> 
             subject.model, images, speedup, seed=seed, progress=False, device=subject.device, **arguments
         )
         seconds = time.perf_counter() - started
-    score = subject.score(result.model)
+    score, right = subject.judged(result.model)
     gained: dict[str, float] = {}
     if row == PAPER:
-        torch.save(score.right, paper)
+        torch.save(right, paper)
     elif paper.exists():  # not where the paper's cell was taken over from a table
-        _, low, high = paired_interval(score.right, torch.load(paper))
+        _, low, high = paired_interval(right, torch.load(paper))
         gained = {"gained, low": 100 * low, "gained, high": 100 * high}
     return {
         **gained,

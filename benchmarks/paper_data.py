@@ -25,7 +25,7 @@ NAMES = ("1_1", "1_2", "2_1", "2_2", "3_1", "3_2", "3_3", "4_1", "4_2", "4_3", "
 @dataclass(frozen=True)
 class Score:
     """Shares of the evaluation pictures; ``kl`` of the outputs from the original's; ``low``, ``high``: a 95 % interval
-    of the increase of the error that is counted; ``right``: which pictures are no such error."""
+    of the increase of the error that is counted."""
 
     top1: float
     top5: float
@@ -33,7 +33,6 @@ class Score:
     kl: float
     low: float
     high: float
-    right: Tensor = field(repr=False, compare=False)
 
 
 @dataclass
@@ -68,13 +67,17 @@ class Subject:
         return {f"conv{short}": name for short, name in zip(NAMES, found, strict=True)}
 
     def score(self, model: nn.Module) -> Score:
+        return self.judged(model)[0]
+
+    def judged(self, model: nn.Module) -> tuple[Score, Tensor]:
+        """And which pictures it gets right, as the error is counted."""
         logits = logits_of(model, self.pictures, self.device)
         found = accuracy(logits, self.labels)
         column = 0 if self.error == "top1" else 1
         before, after = (correct(outputs, self.labels)[:, column] for outputs in (self.reference, logits))
         _, low, high = paired_interval(before, after)
         kl = kl_divergence(logits, self.reference)
-        return Score(found.top1, found.top5, agreement(logits, self.reference), kl, low, high, after)
+        return Score(found.top1, found.top5, agreement(logits, self.reference), kl, low, high), after
 
     def increase(self, score: Score) -> float:
         """Of the error, in points."""

@@ -101,15 +101,14 @@ def test_cells_of_another_network_are_refused(asked: Any, tmp_path: Path) -> Non
 def test_a_row_is_paired_with_the_papers_of_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 400 pictures the paper's gets 300 right, the row these and 40 more: a gain of 10 points, surely of 5."""
     right = torch.arange(400) < 300
-    scores = [SimpleNamespace(right=right), SimpleNamespace(right=right | (torch.arange(400) >= 360))]
+    found = [right, right | (torch.arange(400) >= 360)]
 
     class Subject:
         name, device, calibration, model = "resnet20-cifar10", "cpu", (), None
         error, base = "top1", SimpleNamespace(top1=0.9, top5=0.99)
 
-        def score(self, _: object) -> Any:
-            found = scores.pop(0)
-            return SimpleNamespace(right=found.right, low=0.0, high=0.0, agreement=1.0, kl=0.0)
+        def judged(self, _: object) -> Any:
+            return SimpleNamespace(low=0.0, high=0.0, agreement=1.0, kl=0.0), found.pop(0)
 
         def increase(self, _: object) -> float:
             return 0.0
