@@ -4,8 +4,7 @@
     python benchmarks/ablation.py --data CIFAR --model vgg16-cifar10 resnet20-cifar10 --device cuda
     python benchmarks/ablation.py --data DIR --model vgg16-imagenet --held-out   # to choose by: no evaluation pictures
     python benchmarks/ablation.py ... --known benchmarks/results/ablation.json --times   # what that table lacks
-    python benchmarks/ablation.py --data CIFAR --model resnet20-cifar10 --device cpu --name ablation-cpu \
-        --speedups 2 3 4 5   # the network of peers.py, trained on a CPU
+    python benchmarks/ablation.py --data CIFAR --model resnet20-cifar10 --device cpu --speedups 2 3 4 5 --name ablation-cpu
 
 DIR and CIFAR are those of paper.py; CIFAR holds resnet20.safetensors too (cifar10.py --network resnet20). Every cell
 (network, speed-up, row, seed) is a file in --work, and is not computed again: a run that was stopped goes on, and
@@ -16,16 +15,16 @@ Cells that were found beside other jobs (--beside) have no seconds; --times runs
 keeps the KL it finds then ("kl again"), which tells whether the code still does what it did. A cell says which commit
 it is of ("code"; of cells from before that was kept, the one they came with); a machine without git is told by --code.
 Writes benchmarks/results/ablation.json, .md and -summary.md, or NAME.json and .md with --name NAME.
+The committed ablation-cpu is of a ResNet-20 trained on a CPU (cifar10.py --network resnet20 --epochs 15 --batch 128), with
+two cells of vgg16-imagenet from a second call with the same --work.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,6 +33,8 @@ from unittest.mock import patch
 
 import cifar10
 import torch
+from ablation_rows import PAPER, ROWS, SPEEDUPS
+from ablation_table import asked_for, markdown, summary
 from keeping import RESULTS, keep
 from paper_data import SUBJECTS, Subject
 from vgg16_imagenet import machine
@@ -42,37 +43,6 @@ import leanconv
 from leanconv.evaluate.compare import paired_interval
 from leanconv.options import Options
 from leanconv.textfile import write_whole
-
-# Arguments of accelerate. First what the paper does, then each step alone, then added one by one. refine="closed-form"
-# is two steps; a row "without" one of them shows the other. "images": all the training set's, not 3,000 of them.
-SAMPLES, CLOSED, RANKS = {"samples": 150_000}, {"refine": "closed-form"}, {"ranks": "sensitivity"}
-SWEEPS, DISTILLED = {"sweeps": 3}, {"refine": "distill"}
-PAPER = "the paper's 3d"
-ROWS: dict[str, dict[str, Any]] = {
-    PAPER: {},
-    "three times the samples": SAMPLES,
-    "fitted for images not seen": CLOSED | {"without": "free filters"},
-    "horizontal filters fitted freely": CLOSED | {"without": "images held out"},
-    "ranks by sensitivity": RANKS,
-    "both halves of splits fitted": SWEEPS,
-    "closed form (both)": CLOSED,
-    "closed form, both halves": CLOSED | SWEEPS,
-    "samples, closed form": SAMPLES | CLOSED,
-    "samples, closed form, sensitivity": SAMPLES | CLOSED | RANKS,
-    "samples, closed form, sensitivity, both halves": SAMPLES | CLOSED | RANKS | SWEEPS,
-    "distilled": DISTILLED,
-    "samples, sensitivity, distilled": SAMPLES | RANKS | DISTILLED,
-    "the last, all training pictures": SAMPLES | RANKS | DISTILLED | {"images": "all"},
-    "samples, sensitivity, both halves, distilled": SAMPLES | RANKS | DISTILLED | SWEEPS,
-}
-# The ways a user chooses between, as the README has them.
-SUMMARY = {
-    PAPER: PAPER,
-    "closed form (both)": "leanconv's default",
-    "samples, closed form, sensitivity": '`ranks="sensitivity"`, `samples=150_000`',
-    "samples, sensitivity, distilled": 'and `refine="distill"`',
-}
-SPEEDUPS = {"vgg16-imagenet": (3.0, 4.0, 5.0), "vgg16-cifar10": (4.0, 6.0), "resnet20-cifar10": (2.0, 3.0)}
 
 
 def resnet20_cifar10(data: Path, device: str, limit: int | None) -> Subject:
@@ -150,7 +120,7 @@ def cell(subject: Subject, speedup: float, row: str, seed: int, paper: Path) -> 
     if row == PAPER:
         torch.save(right, paper)
     elif paper.exists():  # not where the paper's cell was taken over from a table
-        _, low, high = paired_interval(right, torch.load(paper))
+        _, low, high = paired_interval(right, torch.load(paper, weights_only=True))
         gained = {"gained, low": 100 * low, "gained, high": 100 * high}
     return {
         **gained,
@@ -188,105 +158,6 @@ def refuse_others(subject: Subject, known: Iterable[dict[str, Any]]) -> None:
 
 def slug(row: str) -> str:
     return "-".join("".join(c for c in word if c.isalnum()) for word in row.split())
-
-
-def machines(cells: list[dict[str, Any]]) -> str:
-    """Those the cells were found on, most of them first."""
-    found = [one["machine"] for one in cells]
-    return " and ".join(sorted(set(found), key=lambda name: (-found.count(name), name)))
-
-
-def commits(cells: list[dict[str, Any]]) -> str:
-    """Those the cells are of, most of them first, with their number."""
-    found = Counter(one["code"] for one in cells)
-    return ", ".join(f"{name} ({count})" for name, count in sorted(found.items(), key=lambda item: (-item[1], item[0])))
-
-
-def timed(cells: list[dict[str, Any]]) -> str:
-    """How many calls the seconds are of."""
-    if all(one["seconds"] is None for one in cells):
-        return "no seconds, as other jobs ran beside"
-    counts = Counter((one["speedup"], one["row"]) for one in cells if one["seconds"] is not None)
-    return f"seconds of calls that were alone on the machine, of {sum(n == 1 for n in counts.values())} rows one call"
-
-
-def alone(cells: list[dict[str, Any]], form: str) -> str:
-    """The seconds of cells that ran alone on the machine, their median; nothing if none did."""
-    seconds = [one["seconds"] for one in cells if one["seconds"] is not None]
-    return form.format(statistics.median(seconds)) if seconds else ""
-
-
-def asked_for(name: str) -> str:
-    """The word of the command by which a table is called otherwise."""
-    return "" if name == "ablation" else f" --name {name}"
-
-
-def markdown(cells: list[dict[str, Any]], asked: str = "") -> str:
-    """A table for every network: a row for every way, seeds together. ``asked``: other words of the command."""
-    lines: list[str] = []
-    for model in dict.fromkeys(one["model"] for one in cells):
-        own = [one for one in cells if one["model"] == model]
-        base, beside = own[0]["original"], any("gained, low" in one for one in own)
-        lines += [
-            f"`python benchmarks/ablation.py --model {model}{asked}` on {machines(own)}. Original: top-1 "
-            f"{base['top1']:.2f} %, top-5 {base['top5']:.2f} %; increase of the {base['error']} error in points, "
-            "median of the seeds (each seed), the 95 % interval of that seed, paired with the original picture by "
-            "picture, "
-            + "that of what is gained over the paper's 3d of the same seed, paired alike, " * beside
-            + f"KL from the original's outputs; {timed(own)}. Cells by commit: {commits(own)}.",
-            "",
-        ]
-        for speedup in sorted({one["speedup"] for one in own}):
-            clocked = any(one["seconds"] is not None for one in own)
-            heads = [f"{speedup:g}x", "increase", "95 %", *["gained, 95 %"] * beside, "agreement %", "KL"]
-            heads += ["seconds"] * clocked
-            lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-            for row in ROWS:
-                found = sorted(
-                    (one for one in own if (one["speedup"], one["row"]) == (speedup, row)), key=lambda one: one["seed"]
-                )
-                if not found:
-                    continue
-                increase = [one["increase"] for one in found]
-                middle = sorted(found, key=lambda one: one["increase"])[(len(found) - 1) // 2]
-                each = ", ".join(f"{value:.2f}" for value in increase)
-                kl, agreement = (statistics.median(one[key] for one in found) for key in ("kl", "agreement"))
-                gained = (
-                    f"{middle['gained, low']:.1f} to {middle['gained, high']:.1f}" if "gained, low" in middle else ""
-                )
-                shown = [
-                    row,
-                    f"{statistics.median(increase):.2f} ({each})",
-                    f"{middle['low']:.1f} to {middle['high']:.1f}",
-                ]
-                shown += [*[gained] * beside, f"{agreement:.2f}", f"{kl:.4f}", *[alone(found, "{:.1f}")] * clocked]
-                lines.append("| " + " | ".join(shown) + " |")
-            lines.append("")
-    return "\n".join(lines)
-
-
-def summary(cells: list[dict[str, Any]]) -> str:
-    """A row for every network and speed-up, a column for every way worth choosing; medians of the seeds."""
-    cells = [one for one in cells if one["row"] in SUMMARY]
-    seeds = len({one["seed"] for one in cells})
-    lines = [
-        f"`benchmarks/ablation.py` on {machines(cells)}: increase of the error in points (KL from the original's "
-        f"outputs, seconds of a call alone on the machine), same MACs, no labels; medians of {seeds} seeds (seconds: "
-        "mostly of one). VGG-16 has a linear head and 1,000 images and is judged by top-5, the networks for CIFAR-10 "
-        "have 3,000 and are by top-1.",
-        "",
-        "| | " + " | ".join(SUMMARY.values()) + " |",
-        "|---" * (1 + len(SUMMARY)) + "|",
-    ]
-    for model, speedups in SPEEDUPS.items():
-        for speedup in speedups:
-            row = [f"{model} {speedup:g}x"]
-            for way in SUMMARY:
-                found = [one for one in cells if (one["model"], one["speedup"], one["row"]) == (model, speedup, way)]
-                medians = [statistics.median(one[key] for one in found) for key in ("increase", "kl") if found]
-                row.append("{:.2f} ({:.3f}{})".format(*medians, alone(found, ", {:.1f} s")) if found else "")
-            lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines)
 
 
 def name_of(found: dict[str, Any]) -> str:
@@ -351,7 +222,7 @@ def main() -> None:
                     wanted = known is None if not options.times else known is not None and known["seconds"] is None
                     if extra or not wanted or time.monotonic() > end:
                         continue
-                    paper = options.work / f"{place}{called.replace(slug(row), 'right')}".replace(".json", ".pt")
+                    paper = options.work / f"{place}right-{name}-{speedup:g}x-seed{seed}.pt"
                     found = cell(subject, speedup, row, seed, paper) | {"code": options.code}
                     if known is not None:
                         again = {"seconds": found["seconds"], "timed on": found["machine"], "timed of": options.code}

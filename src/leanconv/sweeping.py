@@ -21,14 +21,14 @@ def swept_splits(
     judges does so with the horizontal half fitted anew.
     """
     done = {} if engine.work is None else engine.work.solved(engine.device)
-    probes = {
+    probes: dict[str, Probe] = {
         name: PatchProbe(dense[name].site, dense[name].weight, dense[name].bias) for name in splits if name not in done
     }
     if not probes:
         return {}
     images, found = drawn(engine, IMAGES), {}
     with engine.reporter.stage("fitting splits", len(images) + len(probes)) as stage:
-        seen = collected(engine, images, dict(probes), ROWS, stage.advance)
+        seen = collected(engine, images, probes, ROWS, stage.advance)
         for name, probe in probes.items():
             patches = Moments.of(seen.get(name).y)
             seen.drop(name)

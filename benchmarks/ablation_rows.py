@@ -1,0 +1,36 @@
+"""What the ablation measures: the ways of accelerate, and the speed-ups of each network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Arguments of accelerate. First what the paper does, then each step alone, then added one by one. refine="closed-form"
+# is two steps; a row "without" one of them shows the other. "images": all the training set's, not 3,000 of them.
+SAMPLES, CLOSED, RANKS = {"samples": 150_000}, {"refine": "closed-form"}, {"ranks": "sensitivity"}
+SWEEPS, DISTILLED = {"sweeps": 3}, {"refine": "distill"}
+PAPER = "the paper's 3d"
+ROWS: dict[str, dict[str, Any]] = {
+    PAPER: {},
+    "three times the samples": SAMPLES,
+    "fitted for images not seen": CLOSED | {"without": "free filters"},
+    "horizontal filters fitted freely": CLOSED | {"without": "images held out"},
+    "ranks by sensitivity": RANKS,
+    "both halves of splits fitted": SWEEPS,
+    "closed form (both)": CLOSED,
+    "closed form, both halves": CLOSED | SWEEPS,
+    "samples, closed form": SAMPLES | CLOSED,
+    "samples, closed form, sensitivity": SAMPLES | CLOSED | RANKS,
+    "samples, closed form, sensitivity, both halves": SAMPLES | CLOSED | RANKS | SWEEPS,
+    "distilled": DISTILLED,
+    "samples, sensitivity, distilled": SAMPLES | RANKS | DISTILLED,
+    "the last, all training pictures": SAMPLES | RANKS | DISTILLED | {"images": "all"},
+    "samples, sensitivity, both halves, distilled": SAMPLES | RANKS | DISTILLED | SWEEPS,
+}
+# The ways a user chooses between, as the README has them.
+SUMMARY = {
+    PAPER: PAPER,
+    "closed form (both)": "leanconv's default",
+    "samples, closed form, sensitivity": '`ranks="sensitivity"`, `samples=150_000`',
+    "samples, sensitivity, distilled": 'and `refine="distill"`',
+}
+SPEEDUPS = {"vgg16-imagenet": (3.0, 4.0, 5.0), "vgg16-cifar10": (4.0, 6.0), "resnet20-cifar10": (2.0, 3.0)}
