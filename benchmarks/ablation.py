@@ -4,7 +4,7 @@
     python benchmarks/ablation.py --data CIFAR --model vgg16-cifar10 resnet20-cifar10 --device cuda
     python benchmarks/ablation.py --data DIR --model vgg16-imagenet --held-out   # to choose by: no evaluation pictures
     python benchmarks/ablation.py ... --known benchmarks/results/ablation.json --times   # what that table lacks
-    python benchmarks/ablation.py --data CIFAR --model resnet20-cifar10 --device cpu --speedups 2 3 4 5 --name ablation-cpu
+    python benchmarks/ablation.py --data CIFAR --model resnet20-cifar10 --speedups 2 3 4 5 --name ablation-cpu
 
 DIR and CIFAR are those of paper.py; CIFAR holds resnet20.safetensors too (cifar10.py --network resnet20). Every cell
 (network, speed-up, row, seed) is a file in --work, and is not computed again: a run that was stopped goes on, and
@@ -15,8 +15,8 @@ Cells that were found beside other jobs (--beside) have no seconds; --times runs
 keeps the KL it finds then ("kl again"), which tells whether the code still does what it did. A cell says which commit
 it is of ("code"; of cells from before that was kept, the one they came with); a machine without git is told by --code.
 Writes benchmarks/results/ablation.json, .md and -summary.md, or NAME.json and .md with --name NAME.
-The committed ablation-cpu is of a ResNet-20 trained on a CPU (cifar10.py --network resnet20 --epochs 15 --batch 128), with
-two cells of vgg16-imagenet from a second call with the same --work.
+The committed ablation-cpu is of a ResNet-20 trained on a CPU (cifar10.py --network resnet20 --epochs 15 --batch 128),
+with two cells of vgg16-imagenet from a second call with the same --work, both with --device cpu --beside.
 """
 
 from __future__ import annotations
