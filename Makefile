@@ -29,7 +29,7 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 nightly: $(READY)
-	LEANCONV_CASES=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_properties.py --hypothesis-show-statistics
+	LEANCONV_CASES=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/pipeline/test_properties.py --hypothesis-show-statistics
 
 check: $(READY) docs
 	$(BIN)/ruff format --check .

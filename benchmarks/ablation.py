@@ -40,9 +40,9 @@ from paper_data import SUBJECTS, Subject
 from vgg16_imagenet import machine
 
 import leanconv
-from leanconv.evaluate.compare import paired_interval
-from leanconv.options import Options
-from leanconv.textfile import write_whole
+from leanconv.config import Options
+from leanconv.evaluation.paired import paired_interval
+from leanconv.system.text_files import write_whole
 
 
 def resnet20_cifar10(data: Path, device: str, limit: int | None) -> Subject:
@@ -90,7 +90,7 @@ def without(step: str | None) -> Iterator[None]:
         if step == "free filters":
             changed.enter_context(patch.object(Options, "free_filters", False))
         elif step == "images held out":
-            changed.enter_context(patch("leanconv.solving.parted", lambda *_, **__: None))
+            changed.enter_context(patch("leanconv.pipeline.solve_layers.parted", lambda *_, **__: None))
         yield
 
 

@@ -51,8 +51,8 @@ from detection_training import (
 )
 
 from leanconv import LeanconvError
-from leanconv.evaluate.voc import mean_over_classes, voc_ap
-from leanconv.options import REFINE
+from leanconv.config import REFINE
+from leanconv.evaluation.voc_ap import mean_over_classes, voc_ap
 
 UNKNOWN = "not measured"
 

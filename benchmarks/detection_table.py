@@ -30,9 +30,9 @@ from vgg16_imagenet import machine
 
 import leanconv
 from leanconv import LeanconvError
-from leanconv.evaluate.voc import Matches, match, mean_over_classes, paired_loss, precisions
-from leanconv.images.scenes import Scenes, find_scenes
-from leanconv.storage import load_result
+from leanconv.evaluation.voc_ap import Matches, match, mean_over_classes, paired_loss, precisions
+from leanconv.images.detection_data import Scenes, find_scenes
+from leanconv.storage.folder import load_result
 
 Cell = dict[str, Any]
 BASELINE = "baseline"

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from vgg16_imagenet import machine
 
 import leanconv
-from leanconv.bench.measure import interleaved, paired_ratio, timing
 from leanconv.images import Preprocess, find_pictures
-from leanconv.images.batches import spread, stream
-from leanconv.latency.measure import finishing
+from leanconv.images.loading import spread, stream
 from leanconv.models.detectors import MEAN, STD
+from leanconv.ranks.latency.layer_times import finishing
+from leanconv.runtimes.bench.measure import interleaved, paired_ratio, timing
 
 CLASSES = 20  # of VOC
 QUICK = {"solver": "linear", "refine": "none", "progress": False}  # neither has a say in the ranks

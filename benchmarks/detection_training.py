@@ -26,12 +26,12 @@ from vgg16_imagenet import Vgg16Probe, vgg16_probe
 import leanconv
 from leanconv import LeanconvError
 from leanconv.images import Preprocess, find_pictures
-from leanconv.images.batches import spread, stream
-from leanconv.images.scenes import Scenes, SceneSet
-from leanconv.inspection import inspect_network
+from leanconv.images.detection_data import Scenes, SceneSet
+from leanconv.images.loading import spread, stream
 from leanconv.models.detectors import MEAN, faster_rcnn_vgg16, freeze
 from leanconv.network.replace import Change
 from leanconv.network.replace import replace as put_change
+from leanconv.pipeline.inspection import inspect_network
 from leanconv.train.optimizers import optimizers, set_rate
 
 WEIGHT_DECAY = 0.01

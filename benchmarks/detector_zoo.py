@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from vgg16_imagenet import machine
 
 import leanconv
-from leanconv.network.detector import kind_of, seen_as_detector, seen_as_tensors, tensors_of
 from leanconv.network.sites import Site
 from leanconv.network.survey import survey
+from leanconv.network.torchvision_detectors import kind_of, seen_as_detector, seen_as_tensors, tensors_of
 
 RESULTS = Path(__file__).parent / "results"
 TARGET, EXACT, SAMPLES = 1.5, 1e-3, 256

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # for python -m benchmarks.expor
 from zoo_models import SLICE, Entry, entries
 
 import leanconv
-from leanconv.bench.machine import machine
-from leanconv.export.onnx import write_onnx
+from leanconv.runtimes.bench.machine import machine
+from leanconv.runtimes.export.onnx import write_onnx
 
 # Largest relative difference from torch that is allowed.
 ALLOWED = 1e-4

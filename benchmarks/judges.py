@@ -25,10 +25,10 @@ from vgg16_imagenet import machine
 
 import leanconv
 from leanconv.demo import digits, train
-from leanconv.evaluate.classification import logits_of
-from leanconv.evaluate.compare import kl_divergence
-from leanconv.textfile import write_whole
-from leanconv.train import refine
+from leanconv.evaluation.classification import logits_of
+from leanconv.evaluation.paired import kl_divergence
+from leanconv.system.text_files import write_whole
+from leanconv.train import distill as refine
 
 CELLS = {
     "digits": ((20, 4.0), (40, 4.0), (150, 1.3), (300, 1.1), (300, 1.3), (500, 1.3), (1000, 1.3)),

@@ -38,8 +38,8 @@ from benchmarks.kernels_check import check, sanitizer, shared_out
 from benchmarks.kernels_tables import markdown
 from benchmarks.kernels_vgg16 import limit, networks, print_limits, tensors, vgg16_stages
 from leanconv.kernels import optimize_
+from leanconv.kernels.fused_stage import plans
 from leanconv.kernels.launch import run, run_eagerly
-from leanconv.kernels.stage import plans
 from leanconv.kernels.tune import cache_file, gpu_seconds
 
 RESULTS = Path(__file__).parent / "results"

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from benchmarks.kernels_vgg16 import spatial_stages, tensors, vgg16_stages
+from leanconv.kernels.fused_stage import ACTIVATIONS, EAGER, Plan, Stage, plans
 from leanconv.kernels.launch import run
-from leanconv.kernels.stage import ACTIVATIONS, EAGER, Plan, Stage, plans
-from tests.kernel_cases import error
+from tests.support.kernel_cases import error
 
 # Relative error that is allowed; of float32 with TF32.
 LIMITS = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-3}

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.vgg import cfgs, make_layers
 
-from leanconv.kernels.stage import Stage
-from leanconv.network.factored import Factored
-from leanconv.network.geometry import Cost, Geometry
+from leanconv.kernels.fused_stage import Stage
+from leanconv.network.layers.factored import Factored
+from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.network.replace import Change, replace
-from leanconv.table import table
+from leanconv.system.text_table import table
 
 # d' of conv1_2 .. conv5_3 at 4x, as chosen from ImageNet (the paper's are close).
 RANKS = (11, 28, 29, 59, 51, 55, 113, 85, 87, 213, 206, 198)

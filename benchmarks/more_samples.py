@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import leanconv
-from leanconv import fit
+from leanconv.forms import fit
 from leanconv.solve import Gap, parted
 
 

@@ -20,8 +20,8 @@ from keeping import RESULTS, keep
 from vgg16_imagenet import machine
 
 import leanconv
-from leanconv.evaluate.classification import agreement, logits_of
-from leanconv.evaluate.compare import kl_divergence
+from leanconv.evaluation.classification import agreement, logits_of
+from leanconv.evaluation.paired import kl_divergence
 from leanconv.train.augment import crop_and_flip
 
 # Optimizer, rate, weight of the outputs' divergence beside the responses' distance.

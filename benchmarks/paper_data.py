@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from vgg16_imagenet import read, vgg16_probe
 
 import leanconv
-from leanconv.evaluate.classification import accuracy, agreement, correct, logits_of
-from leanconv.evaluate.compare import kl_divergence, paired_interval
+from leanconv.evaluation.classification import accuracy, agreement, correct, logits_of
+from leanconv.evaluation.paired import kl_divergence, paired_interval
 from leanconv.train.augment import crop_and_flip, random_views
 
 # VGG-16's thirteen convolutions, as the paper calls them.

@@ -35,7 +35,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 import leanconv
 from leanconv.demo import TRAINING, digits, teach
-from leanconv.evaluate.classification import accuracy, logits_of
+from leanconv.evaluation.classification import accuracy, logits_of
 from leanconv.network.sites import ActivationSpec, Survey
 from leanconv.network.survey import survey
 
@@ -84,10 +84,10 @@ def shortcuts_as(told: Fields) -> Iterator[None]:
         found = survey(*args, **kwargs)
         return replace(found, sites=tuple(replace(site, **told) if site.adds else site for site in found.sites))
 
-    with mock.patch("leanconv.job.survey", side_effect=edited) as spy:
+    with mock.patch("leanconv.pipeline.run.survey", side_effect=edited) as spy:
         yield
     # Were the survey taken elsewhere, every variant would silently be the default.
-    assert spy.called, "leanconv.job.survey was not used"
+    assert spy.called, "leanconv.pipeline.run.survey was not used"
 
 
 def top1_and_features(model: nn.Module, pictures: Tensor, labels: Tensor) -> tuple[float, Tensor]:

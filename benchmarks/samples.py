@@ -63,9 +63,9 @@ def cell(subject: Subject, original: dict[str, Any], name: str, seed: int) -> di
     """``original``: how good the network is, with its labels."""
     way, speedup = WAYS[name], SPEEDUPS[subject.name]
     with ExitStack() as changed:
-        changed.enter_context(patch("leanconv.options.MOST", way.most))
+        changed.enter_context(patch("leanconv.config.MOST", way.most))
         if way.spread:
-            changed.enter_context(patch("leanconv.calibrate.patches.choose_positions", spread_positions))
+            changed.enter_context(patch("leanconv.calibrate.positions.choose_positions", spread_positions))
         started = time.perf_counter()
         result = leanconv.accelerate(
             subject.model, subject.calibration, speedup, samples=way.samples, seed=seed, progress=False

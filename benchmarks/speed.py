@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from vgg16_imagenet import read, vgg16_probe
 
 import leanconv
-from leanconv.bench.machine import machine
-from leanconv.bench.measure import interleaved, paired_ratio, timing
-from leanconv.bench.runtimes import RUNTIMES, Conditions
-from leanconv.evaluate.classification import accuracy, agreement, logits_of
+from leanconv.evaluation.classification import accuracy, agreement, logits_of
+from leanconv.runtimes.bench.machine import machine
+from leanconv.runtimes.bench.measure import interleaved, paired_ratio, timing
+from leanconv.runtimes.bench.runners import RUNTIMES, Conditions
 
 ORIGINAL, BY_MACS, BY_TIME = "original", "3d, MACs", "latency"
 

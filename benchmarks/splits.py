@@ -86,7 +86,7 @@ def rows_of(name: str, weight: Tensor, patches: Tensor) -> list[dict[str, Any]]:
     rows = []
     for white in WHITES:
         found: dict[str, Any] = {"layer": name, "rank": rank, "white": white, "singular": left(weight, split, judged)}
-        with patch("leanconv.solve.sweeps.WHITE", white):
+        with patch("leanconv.solve.spatial_als.WHITE", white):
             for sweeps in SWEEPS:
                 started = time.perf_counter()
                 found[f"{sweeps}"] = left(weight, swept(split, weight, moments, sweeps), judged)

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import leanconv
-from leanconv.evaluate.classification import accuracy, agreement, logits_of
+from leanconv.evaluation.classification import accuracy, agreement, logits_of
 from leanconv.images import Preprocess, find_pictures
-from leanconv.images.batches import spread, stream
-from leanconv.methods import METHODS
+from leanconv.images.loading import spread, stream
+from leanconv.pipeline.paper_methods import METHODS
 
 
 class Vgg16Probe(nn.Module):

@@ -39,9 +39,9 @@ from torch import Tensor, nn
 import leanconv
 from benchmarks.zoo_models import Entry, entries
 from leanconv.calibrate.batches import take
-from leanconv.job import Job
+from leanconv.config import Options
 from leanconv.network import reasons
-from leanconv.options import Options
+from leanconv.pipeline.run import Job
 
 TARGET = 1.5
 IMAGES = 2

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv.demo import CALIBRATION, TRAINING, digits, train
-from leanconv.evaluate.classification import accuracy, logits_of
-from leanconv.methods import METHODS
+from leanconv.evaluation.classification import accuracy, logits_of
+from leanconv.pipeline.paper_methods import METHODS
 from leanconv.solve import spectrum
 
 matplotlib.use("Agg")

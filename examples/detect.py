@@ -25,7 +25,7 @@ import leanconv
 from leanconv import LeanconvError
 from leanconv.errors import unknown_name
 from leanconv.images import Picture, find_pictures
-from leanconv.images.batches import spread
+from leanconv.images.loading import spread
 from leanconv.images.preprocess import whole_picture
 
 COLOURS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#808000")

@@ -20,7 +20,7 @@ from torch import nn
 
 import leanconv
 from leanconv.demo import digits, train
-from leanconv.export import to_onnx
+from leanconv.runtimes.export import to_onnx
 
 
 def accelerated(options: argparse.Namespace) -> tuple[nn.Module, tuple[int, int, int]]:

@@ -10,11 +10,11 @@ from leanconv.errors import LeanconvError
 
 if TYPE_CHECKING:
     from leanconv import models
-    from leanconv._accelerate import accelerate, reachable
+    from leanconv.api import accelerate, reachable
     from leanconv.kernels.optimize import optimize_
     from leanconv.result import Accelerated, LayerReport
-    from leanconv.storage import load, load_result
-    from leanconv.target import Measured, Target
+    from leanconv.runtimes.target import Measured, Target
+    from leanconv.storage.folder import load, load_result
     from leanconv.train.finetune import FineTuned, finetune
 
 __all__ = [
@@ -36,16 +36,16 @@ __all__ = [
 
 # torch takes seconds to import; `leanconv --help` must not wait for it.
 _WHERE = {
-    "accelerate": "leanconv._accelerate",
-    "reachable": "leanconv._accelerate",
+    "accelerate": "leanconv.api",
+    "reachable": "leanconv.api",
     "Accelerated": "leanconv.result",
     "LayerReport": "leanconv.result",
     "FineTuned": "leanconv.train.finetune",
     "finetune": "leanconv.train.finetune",
-    "load": "leanconv.storage",
-    "load_result": "leanconv.storage",
-    "Measured": "leanconv.target",
-    "Target": "leanconv.target",
+    "load": "leanconv.storage.folder",
+    "load_result": "leanconv.storage.folder",
+    "Measured": "leanconv.runtimes.target",
+    "Target": "leanconv.runtimes.target",
     "models": "leanconv.models",
     "optimize_": "leanconv.kernels.optimize",
 }

@@ -15,18 +15,18 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from leanconv._accelerate import accelerate
-from leanconv.bench.comparison import bench
+from leanconv.api import accelerate
 from leanconv.errors import LeanconvError
-from leanconv.evaluate.classification import accuracy, logits_of
-from leanconv.evaluate.compare import compare
-from leanconv.methods import METHODS
+from leanconv.evaluation.classification import accuracy, logits_of
+from leanconv.evaluation.paired import compare
+from leanconv.pipeline.paper_methods import METHODS
 from leanconv.progress import reporter
-from leanconv.records import write_record
 from leanconv.report import check_report, write_report
 from leanconv.result import Accelerated
-from leanconv.storage import check_new, load
-from leanconv.table import table
+from leanconv.runtimes.bench.comparison import bench
+from leanconv.storage.folder import check_new, load
+from leanconv.storage.records import write_record
+from leanconv.system.text_table import table
 
 DEFAULT = "leanconv's default"
 WAYS: dict[str, dict[str, Any]] = {**METHODS, DEFAULT: {}}

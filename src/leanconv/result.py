@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import nn
 
+from leanconv.config import Options
 from leanconv.network.reasons import by_reason
 from leanconv.network.replace import Change, Form
 from leanconv.network.source import Source
-from leanconv.options import Options
 from leanconv.ranks import KeptSpectra
-from leanconv.table import table
-from leanconv.target import Measured
+from leanconv.runtimes.target import Measured
+from leanconv.system.text_table import table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Accelerated:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``model.safetensors``, ``spectra.json`` and ``leanconv.json`` into a new ``folder``; all or nothing."""
-        from leanconv.storage import save
+        from leanconv.storage.folder import save
 
         return save(self, Path(folder))
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from leanconv.entrance import check_model, copied
 from leanconv.errors import LeanconvError, unknown_name, whole
-from leanconv.inspection import inspect_network
-from leanconv.network.factored import Factored
-from leanconv.network.geometry import Geometry, Size
-from leanconv.network.plain import inherits_forward
+from leanconv.network.effective_conv import inherits_forward
+from leanconv.network.layers.factored import Factored
+from leanconv.network.layers.geometry import Geometry, Size
 from leanconv.network.recognise import has_hooks
 from leanconv.network.replace import Factors, filled, put
+from leanconv.network.user_model import check_model, copied
+from leanconv.pipeline.inspection import inspect_network
 
 # Relative to filters of norm 1. Keeps the normal equations solvable where filters are dead or the rank is generous.
 RIDGE = 1e-12

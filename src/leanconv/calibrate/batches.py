@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leanconv.calibrate.given import check_images, count_of, inputs_of
+from leanconv.calibrate.image_arguments import check_images, count_of, inputs_of
 from leanconv.errors import LeanconvError
 from leanconv.images import Pictures, Placed
-from leanconv.network.recording import map_tensors, tensors
+from leanconv.network.function_trace import map_tensors, tensors
 
 # A plain tensor of images is cut into batches of this size.
 CUT = 32

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from leanconv.calibrate.batches import Batch, Batches, out_of_memory
-from leanconv.calibrate.inputs import Inputs
-from leanconv.calibrate.patches import Chosen, Positions
-from leanconv.calibrate.probe import Probe, Responses
-from leanconv.calibrate.tapes import Tapes
+from leanconv.calibrate.positions import Chosen, Positions
+from leanconv.calibrate.prefetch import Inputs
+from leanconv.calibrate.probes import Probe, Responses
+from leanconv.calibrate.streaming.tape import Recorder, taping
+from leanconv.calibrate.streaming.tape_cache import Tapes
 from leanconv.errors import LeanconvError
-from leanconv.network.failure import model_failed
+from leanconv.network.function_trace import tensors
+from leanconv.network.model_error import model_failed
 from leanconv.network.recognise import is_addition
-from leanconv.network.recording import tensors
 from leanconv.network.sites import Site
-from leanconv.network.tape import Recorder, taping
 
 Take = Callable[[str, int, Responses], None]  # layer, number of the first image, what was found
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from leanconv.calibrate.memory import Memory, Place, write_numbers
-from leanconv.calibrate.probe import Responses
-from leanconv.calibrate.rows import Room, Rows
+from leanconv.calibrate.probes import Responses
+from leanconv.calibrate.row_storage import Room, Rows
 from leanconv.errors import LeanconvError
 
 # Of what is free, so much for the responses of one site at most: the frontiers want memory too.

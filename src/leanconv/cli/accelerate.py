@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from leanconv.cli import given
-from leanconv.cli.output import print_json, quietly
+from leanconv.cli import common as given
+from leanconv.cli.json_output import print_json, quietly
 from leanconv.errors import LeanconvError, listing
 
 
@@ -114,15 +114,15 @@ def accelerate(
     """
     from dataclasses import replace
 
-    from leanconv._accelerate import accelerate as run
+    from leanconv.api import accelerate as run
     from leanconv.calibrate.memory import parse_memory
+    from leanconv.config import Options
     from leanconv.images import Pictures, Preprocess, find_pictures
-    from leanconv.images.batches import WholePictures, spread
-    from leanconv.network.detector import kind_of
+    from leanconv.images.loading import WholePictures, spread
     from leanconv.network.source import confirmed
-    from leanconv.options import Options
+    from leanconv.network.torchvision_detectors import kind_of
     from leanconv.report import REPORT, check_report, write_report
-    from leanconv.storage import check_new
+    from leanconv.storage.folder import check_new
     from leanconv.train.history import History
 
     if skip and no_skip:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leanconv.cli import given
-from leanconv.cli.output import print_json
+from leanconv.cli import common as given
+from leanconv.cli.json_output import print_json
 from leanconv.cli.record import Record, folder_to_record
 from leanconv.errors import LeanconvError
 
 if TYPE_CHECKING:
-    from leanconv.cli.saved import Opened
+    from leanconv.cli.networks import Opened
 
 # Side of a detector's images where --size does not say; a detector resizes them itself.
 DETECTOR_SIZE = 320
@@ -70,9 +70,9 @@ def bench(
 
     leanconv bench vgg16 vgg16-4x --record
     """
-    from leanconv.bench.comparison import bench as measure
-    from leanconv.network.detector import kind_of
-    from leanconv.records import write_record
+    from leanconv.network.torchvision_detectors import kind_of
+    from leanconv.runtimes.bench.comparison import bench as measure
+    from leanconv.storage.records import write_record
 
     folder = folder_to_record([model] if other is None else [model, other]) if record else None
     place = given.pick_device(device)
@@ -112,7 +112,7 @@ def _networks(
     model: str, other: str | None, original: str | None, weights: str | None, classes: int | None
 ) -> tuple[dict[str, Opened], list[str]]:
     """The networks by what they are called, the original first, and what should be known about their weights."""
-    from leanconv.cli.saved import open_network
+    from leanconv.cli.networks import open_network
 
     notes = []
     specs = [model] if other is None else [model, other]
@@ -137,7 +137,7 @@ def _networks(
 
 def _plain(folder: str, specs: list[str]) -> str | None:
     """The network beside a folder that was made from the user's own code, which is then rebuilt from it."""
-    from leanconv.storage import read_description
+    from leanconv.storage.folder import read_description
 
     if read_description(Path(folder))["source"]["library"] != "other":
         return None
@@ -146,9 +146,9 @@ def _plain(folder: str, specs: list[str]) -> str | None:
 
 def _original(folder: str, by: str | None) -> tuple[str, Opened]:
     """The network a folder was made from, with random weights, and its name."""
-    from leanconv.cli.saved import Opened
+    from leanconv.cli.networks import Opened
     from leanconv.network.source import Source, build
-    from leanconv.storage import read_description
+    from leanconv.storage.folder import read_description
 
     if by is not None:
         return by, Opened(given.load_network(by, "none", None, default_weights="none").model)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import given
-from leanconv.cli.output import print_json
+from leanconv.cli import common as given
+from leanconv.cli.json_output import print_json
 
 
 def compare(
@@ -29,9 +29,9 @@ def compare(
 
     leanconv compare vgg16-3x vgg16-4x --plot vgg16.html
     """
-    from leanconv.compare import compare as read
-    from leanconv.compare.page import check_page, write_page
-    from leanconv.compare.text import as_text
+    from leanconv.report.compare import compare as read
+    from leanconv.report.compare.page import check_page, write_page
+    from leanconv.report.compare.text import as_text
 
     if plot is not None:
         check_page(plot)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import given
-from leanconv.cli.output import print_json
+from leanconv.cli import common as given
+from leanconv.cli.json_output import print_json
 
 
 def demo(

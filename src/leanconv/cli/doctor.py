@@ -6,8 +6,8 @@ import sys
 
 import typer
 
-from leanconv.cli import given
-from leanconv.cli.output import print_json
+from leanconv.cli import common as given
+from leanconv.cli.json_output import print_json
 
 
 def doctor(as_json: given.Json = False) -> None:
@@ -17,7 +17,7 @@ def doctor(as_json: given.Json = False) -> None:
 
     Example: leanconv doctor
     """
-    from leanconv.doctor import examine
+    from leanconv.cli.doctor_checks import examine
 
     found = examine()
     if as_json:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanconv.cli import given
-from leanconv.cli.output import print_json
+from leanconv.cli import common as given
+from leanconv.cli.json_output import print_json
 from leanconv.cli.record import Record, folder_to_record
 from leanconv.errors import LeanconvError
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from leanconv.cli.saved import Opened
-    from leanconv.evaluate.labels import ClassIndices
+    from leanconv.cli.networks import Opened
+    from leanconv.evaluation.class_names import ClassIndices
     from leanconv.images import Picture, Preprocess
 
 Data = Annotated[
@@ -95,13 +95,13 @@ def evaluate(
     torchrun --nproc-per-node 4 -m leanconv evaluate vgg16 vgg16-4x --data imagenet/val
     """
     from leanconv.cli.evaluate_detector import Asked, evaluate_detectors
-    from leanconv.entrance import check_model
-    from leanconv.evaluate.classification import NAMELESS, accuracy
-    from leanconv.evaluate.compare import compare
-    from leanconv.evaluate.labels import class_indices, labelled
+    from leanconv.evaluation.class_names import class_indices, labelled
+    from leanconv.evaluation.classification import NAMELESS, accuracy
+    from leanconv.evaluation.paired import compare
     from leanconv.images import TenViews, find_pictures, held_out
-    from leanconv.images.batches import spread
-    from leanconv.records import write_record
+    from leanconv.images.loading import spread
+    from leanconv.network.user_model import check_model
+    from leanconv.storage.records import write_record
 
     if views not in (1, 10):
         raise LeanconvError(f"--views {views} is not known; use 1 or 10.")
@@ -197,11 +197,11 @@ def _answers(
     pictures are read at a time: all their views are no more than ``at_once``."""
     import torch
 
-    from leanconv.evaluate.classification import answers
+    from leanconv.calibrate.processes import Team
+    from leanconv.evaluation.classification import answers
     from leanconv.images import stream
-    from leanconv.images.batches import refuse_too_many
+    from leanconv.images.loading import refuse_too_many
     from leanconv.progress import reporter
-    from leanconv.team import Team
 
     team = Team(place)
     if len(pictures) < team.world:
@@ -229,7 +229,7 @@ def _answers(
 
 
 def _all_detectors(specs: list[str], networks: list[Opened]) -> bool:
-    from leanconv.evaluate.detection import is_detector
+    from leanconv.evaluation.detection import is_detector
 
     kinds = [is_detector(network.model) for network in networks]
     if len(set(kinds)) > 1:
@@ -247,8 +247,8 @@ def _refuse(options: dict[str, Any], kind: str) -> None:
 
 def _open(spec: str, specs: list[str], original: str | None, weights: str | None, classes: int | None) -> Opened:
     """A folder made from the user's own code is rebuilt by --model, or else by the network it is compared with."""
-    from leanconv.cli.saved import open_network
-    from leanconv.storage import read_description
+    from leanconv.cli.networks import open_network
+    from leanconv.storage.folder import read_description
 
     base = original
     if not given.is_saved(spec):

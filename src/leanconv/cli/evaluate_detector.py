@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanconv.cli.output import print_json
+from leanconv.cli.json_output import print_json
 from leanconv.errors import LeanconvError, listing, unknown_name, warn
 
 if TYPE_CHECKING:
     import torch
 
-    from leanconv.cli.saved import Opened
-    from leanconv.evaluate.compare import Change
-    from leanconv.evaluate.detection import Found
-    from leanconv.evaluate.voc import Matches
+    from leanconv.cli.networks import Opened
+    from leanconv.evaluation.detection import Found
+    from leanconv.evaluation.paired import Change
+    from leanconv.evaluation.voc_ap import Matches
 
 # Name -> what it is called, and how many recalls VOC's is the mean of.
 METRICS = {
@@ -54,11 +54,11 @@ class Asked:
 
 
 def evaluate_detectors(specs: Sequence[str], networks: Sequence[Opened], asked: Asked) -> None:
-    from leanconv.evaluate.detection import Detector, class_outputs, detect_all
-    from leanconv.evaluate.voc import no_objects
+    from leanconv.evaluation.detection import Detector, class_outputs, detect_all
+    from leanconv.evaluation.voc_ap import no_objects
+    from leanconv.images.detection_data import SceneSet, find_scenes, splits
     from leanconv.images.find import HELD_OUT
-    from leanconv.images.scenes import SceneSet, find_scenes, splits
-    from leanconv.records import write_record
+    from leanconv.storage.records import write_record
 
     if asked.metric not in METRICS:
         raise unknown_name(asked.metric, METRICS, what="metric", where="--metric")
@@ -130,7 +130,7 @@ def _labels(
     By --classes, by the names in the weights' ``categories``, or by the ``others`` of the network it is compared with.
     """
     if file is not None:
-        from leanconv.evaluate.labels import class_indices
+        from leanconv.evaluation.class_names import class_indices
         from leanconv.images import Picture
 
         indices = class_indices([Picture("", name, name) for name in classes], file)  # as if of a picture each
@@ -175,8 +175,8 @@ class Measured:
 def _measured(
     spec: str, found: Sequence[Found], targets: Sequence[Found], classes: Sequence[str], metric: str
 ) -> Measured:
-    from leanconv.evaluate.detection import coco_map
-    from leanconv.evaluate.voc import match, mean_over_classes, precisions
+    from leanconv.evaluation.detection import coco_map
+    from leanconv.evaluation.voc_ap import match, mean_over_classes, precisions
 
     matches = match(found, targets, len(classes))
     if metric != "coco":
@@ -190,8 +190,8 @@ def _measured(
 
 def _change(measured: Sequence[Measured], metric: str) -> Change | None:
     """From the first to the second, where the metric allows an interval: COCO's matches are not ours."""
-    from leanconv.evaluate.compare import Change
-    from leanconv.evaluate.voc import paired_loss
+    from leanconv.evaluation.paired import Change
+    from leanconv.evaluation.voc_ap import paired_loss
 
     if metric == "coco":
         return None
@@ -200,8 +200,8 @@ def _change(measured: Sequence[Measured], metric: str) -> Change | None:
 
 
 def _as_text(measured: Sequence[Measured], classes: Sequence[str], metric: str) -> str:
-    from leanconv.evaluate.compare import points
-    from leanconv.table import table
+    from leanconv.evaluation.paired import points
+    from leanconv.system.text_table import table
 
     objects = measured[0].objects
     columns = [[*one.precisions, one.mean] for one in measured]

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import given
-from leanconv.cli.output import print_json
+from leanconv.cli import common as given
+from leanconv.cli.json_output import print_json
 
 
 def export(
@@ -39,7 +39,7 @@ def export(
     leanconv export vgg16-4x --format pt2 --out vgg16-4x.pt2
     """
     from leanconv.errors import LeanconvError, unknown_name
-    from leanconv.export.place import SUFFIXES, check_place
+    from leanconv.runtimes.export.file_name import SUFFIXES, check_place
 
     if form not in SUFFIXES:
         raise unknown_name(form, SUFFIXES, what="format", where="--format")
@@ -49,10 +49,10 @@ def export(
 
     import torch
 
-    from leanconv.cli.saved import open_network
-    from leanconv.export.aot import write_aot
-    from leanconv.export.onnx import write_onnx
-    from leanconv.export.pt2 import write_pt2
+    from leanconv.cli.networks import open_network
+    from leanconv.runtimes.export.aot import write_aot
+    from leanconv.runtimes.export.onnx import write_onnx
+    from leanconv.runtimes.export.pt2 import write_pt2
 
     place = given.pick_device(device or "cpu")
     network = open_network(model, original, weights, num_classes, default_weights="DEFAULT")

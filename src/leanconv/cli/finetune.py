@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanconv.cli import given
-from leanconv.cli.output import print_json
+from leanconv.cli import common as given
+from leanconv.cli.json_output import print_json
 from leanconv.errors import LeanconvError, listing, warn
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from leanconv.evaluate.labels import ClassIndices
+    from leanconv.evaluation.class_names import ClassIndices
     from leanconv.images import Picture
     from leanconv.result import Accelerated
     from leanconv.train.augment import PictureSet
@@ -113,11 +113,11 @@ def finetune(
     """
     from dataclasses import replace
 
-    from leanconv.cli.saved import opened
+    from leanconv.cli.networks import opened
     from leanconv.images import find_pictures
-    from leanconv.images.batches import spread
-    from leanconv.network.detector import kind_of
-    from leanconv.storage import check_new
+    from leanconv.images.loading import spread
+    from leanconv.network.torchvision_detectors import kind_of
+    from leanconv.storage.folder import check_new
     from leanconv.train.augment import PictureSet
     from leanconv.train.finetune import finetune as run
     from leanconv.train.settings import Settings
@@ -221,7 +221,7 @@ def _parts(data: str, validation: str | None) -> tuple[str, str | None]:
 
 def _classes(pictures: Sequence[Picture], held: Sequence[Picture] | None, file: Path | None) -> ClassIndices:
     """The outputs the class folders stand for, those of the validation images too."""
-    from leanconv.evaluate.labels import class_indices
+    from leanconv.evaluation.class_names import class_indices
 
     found = [*pictures, *(held or ())]
     unlabelled = [picture.name for picture in found if picture.label is None]
@@ -250,8 +250,8 @@ def _networks(
     folder: Path, distill: str | None, original: str | None, weights: str | None, classes: int | None
 ) -> tuple[Accelerated, nn.Module | None]:
     """The saved result, and the original to learn from; that rebuilds the result too where leanconv cannot."""
-    from leanconv.cli.saved import open_network
-    from leanconv.storage import load_result, read_description
+    from leanconv.cli.networks import open_network
+    from leanconv.storage.folder import load_result, read_description
 
     built_by_us = read_description(folder)["source"]["library"] != "other"
     teacher = None
@@ -268,9 +268,9 @@ def _outputs(model: nn.Module, pictures: PictureSet) -> int:
     """How many classes the network tells apart: its answer to the first picture that can be read."""
     import torch
 
-    from leanconv.evaluate.classification import as_taken, class_scores
-    from leanconv.network.failure import model_failed
-    from leanconv.train.examples import Unreadable
+    from leanconv.evaluation.classification import as_taken, class_scores
+    from leanconv.network.model_error import model_failed
+    from leanconv.train.dataset import Unreadable
 
     for number in range(len(pictures)):
         try:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from leanconv.cli import given
-from leanconv.cli.output import print_json
+from leanconv.cli import common as given
+from leanconv.cli.json_output import print_json
 
 
 def inspect(
@@ -39,12 +39,12 @@ def inspect(
 
     leanconv inspect resnet50 --images photos/ --json
     """
-    from leanconv.cli.saved import open_network
+    from leanconv.cli.networks import open_network
     from leanconv.errors import LeanconvError
     from leanconv.images import find_pictures, read_all
-    from leanconv.images.batches import WholePictures, spread
-    from leanconv.inspection import inspect_network
-    from leanconv.network.detector import kind_of
+    from leanconv.images.loading import WholePictures, spread
+    from leanconv.network.torchvision_detectors import kind_of
+    from leanconv.pipeline.inspection import inspect_network
 
     if layers not in ("conv", "all"):
         raise LeanconvError(f"--layers {layers!r} is not known; use conv or all.")

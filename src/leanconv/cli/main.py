@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError:  # pragma: no cover - typer is a dependency; this is for installs without dependencies
     sys.exit("leanconv: the command line needs typer and rich; pip install typer rich.")
 
-from leanconv.cli import output
+from leanconv.cli import json_output as output
 from leanconv.cli.accelerate import accelerate
 from leanconv.cli.bench import bench
 from leanconv.cli.compare import compare

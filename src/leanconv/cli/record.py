@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import given
+from leanconv.cli import common as given
 from leanconv.errors import LeanconvError
-from leanconv.records import check_recordable
+from leanconv.storage.records import check_recordable
 
 Record = Annotated[
     bool,
@@ -26,7 +26,7 @@ def folder_to_record(specs: Sequence[str]) -> Path:
             "--record keeps figures of a saved folder against its original; give the original network first and the "
             f"folder second, not {' '.join(specs)!r}."
         )
-    from leanconv.storage import read_description
+    from leanconv.storage.folder import read_description
 
     path = Path(folder)
     read_description(path)

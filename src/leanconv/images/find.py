@@ -9,9 +9,9 @@ import tarfile
 from pathlib import Path
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.images.hub import PREFIX, is_saved_dataset, pictures_on_disk, pictures_on_hub
+from leanconv.images.huggingface import PREFIX, is_saved_dataset, pictures_on_disk, pictures_on_hub
 from leanconv.images.picture import SUFFIXES, Picture, is_picture
-from leanconv.images.shards import pictures_in_tar
+from leanconv.images.tar import pictures_in_tar
 
 __all__ = ["HELD_OUT", "TRAINING", "Picture", "find_pictures", "held_out"]
 

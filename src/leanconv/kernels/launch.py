@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from leanconv.kernels.fused_stage import PACKED, Plan, Stage, powers, precision, steps, up
 from leanconv.kernels.pack import packed, padded_bias
-from leanconv.kernels.stage import PACKED, Plan, Stage, powers, precision, steps, up
 
 _EAGER: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from leanconv.kernels.custom_op import factored, runs_here
 from leanconv.kernels.launch import activate
-from leanconv.kernels.op import factored, runs_here
-from leanconv.kernels.ready import compute
-from leanconv.network.factored import Factored
+from leanconv.kernels.prepared import compute
+from leanconv.network.layers.factored import Factored
 
 
 class Absorbed(nn.Identity):

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.kernels import pack, ready
+from leanconv.kernels import pack
+from leanconv.kernels import prepared as ready
 from leanconv.kernels.availability import available, check
+from leanconv.kernels.fused_stage import FEW_CHANNELS
 from leanconv.kernels.modules import Absorbed, Fused, FusedConv2d, FusedFactored, convolutions, why_not
 from leanconv.kernels.residual import CLASSES, layers_of
-from leanconv.kernels.stage import FEW_CHANNELS
-from leanconv.network.factored import Factored
-from leanconv.table import table
+from leanconv.network.layers.factored import Factored
+from leanconv.system.text_table import table
 
 Kernels = Literal["auto", "none"]
 KERNELS: tuple[Kernels, ...] = ("auto", "none")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from leanconv.kernels.stage import PACKED, Stage, precision, up
+from leanconv.kernels.fused_stage import PACKED, Stage, precision, up
 
 
 @dataclass(frozen=True)

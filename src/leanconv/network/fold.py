@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from leanconv.network.plain import plain_form
+from leanconv.network.effective_conv import plain_form
 from leanconv.network.recognise import is_norm_with_activation
 from leanconv.network.sites import Site
 

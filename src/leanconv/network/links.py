@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from leanconv.network.factored import Factored
+from leanconv.network.dry_run import Trial
+from leanconv.network.effective_conv import is_plain
 from leanconv.network.fold import without_norm
-from leanconv.network.plain import is_plain
+from leanconv.network.layers.factored import Factored
 from leanconv.network.recognise import has_hooks
 from leanconv.network.replace import Change, Factors, dense_modules, filled, put, stand_in
 from leanconv.network.replaceable import dense_copy
 from leanconv.network.sites import Site
-from leanconv.network.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from leanconv.network.blank import blank
-from leanconv.network.factored import Factored
 from leanconv.network.fold import without_norm
-from leanconv.network.geometry import Geometry, Scheme
-from leanconv.network.padding import pad_module
+from leanconv.network.layers.blank import blank
+from leanconv.network.layers.factored import Factored
+from leanconv.network.layers.geometry import Geometry, Scheme
+from leanconv.network.layers.padding import pad_module
 from leanconv.network.recognise import LAYERS
 
 Form = Scheme | Literal["merged"]

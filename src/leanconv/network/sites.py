@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leanconv.network import reasons
-from leanconv.network.geometry import Cost, Geometry, Size
+from leanconv.network.layers.geometry import Cost, Geometry, Size
 
 
 @dataclass(frozen=True, kw_only=True)

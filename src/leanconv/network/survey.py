@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
 from leanconv.network import reasons
-from leanconv.network.geometry import Cost, Geometry, Size
-from leanconv.network.plain import plain_form
+from leanconv.network.effective_conv import plain_form
+from leanconv.network.function_trace import Event, Key, recording, tensors
+from leanconv.network.layers.geometry import Cost, Geometry, Size
 from leanconv.network.recognise import LAYERS, has_hooks, has_own_forward
-from leanconv.network.recording import Event, Key, recording, tensors
 from leanconv.network.sites import ActivationSpec, Layer, Site, Survey
 
 

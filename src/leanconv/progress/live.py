@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leanconv.progress.stage import Pace, Solved, Stage, clock
-from leanconv.table import table
+from leanconv.system.text_table import table
 
 if TYPE_CHECKING:
     from leanconv.progress.reporter import Forgiving

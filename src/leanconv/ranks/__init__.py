@@ -1,9 +1,9 @@
 """Choosing the ranks of every site under a budget of multiply-accumulates. Numbers in, a plan out."""
 
-from leanconv.ranks.by_hand import by_hand
 from leanconv.ranks.candidates import Candidate, Choice, Plan
-from leanconv.ranks.kept import KeptSpectra
-from leanconv.ranks.merged import Pairs, active, macs_after, reachable, select_merged
+from leanconv.ranks.manual import by_hand
+from leanconv.ranks.merging import Pairs, active, macs_after, reachable, select_merged
+from leanconv.ranks.saved_spectra import KeptSpectra
 from leanconv.ranks.select import log_energy, select
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from leanconv.network.geometry import Cost, Geometry, Scheme
+from leanconv.network.layers.geometry import Cost, Geometry, Scheme
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Literal
 
 from leanconv.errors import LeanconvError
-from leanconv.network.geometry import Scheme
+from leanconv.network.layers.geometry import Scheme
 from leanconv.ranks.candidates import Candidate, Choice, Energies, Plan
-from leanconv.ranks.exact import Options, best_in_window
-from leanconv.ranks.ladders import Ladder, Ranks, fill, greedy, total, uniform
-from leanconv.ranks.lagrange import best_under
-from leanconv.ranks.portable import log
+from leanconv.ranks.portable_log import log
+from leanconv.ranks.search_dynamic import Options, best_in_window
+from leanconv.ranks.search_greedy import Ladder, Ranks, fill, greedy, total, uniform
+from leanconv.ranks.search_lagrangian import best_under
 
 # speedup <= achieved < WINDOW * speedup
 WINDOW = 1.02

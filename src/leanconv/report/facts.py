@@ -9,10 +9,10 @@ from typing import Any
 from leanconv.errors import LeanconvError
 from leanconv.network.replace import Change
 from leanconv.ranks import KeptSpectra
-from leanconv.records import read_record
 from leanconv.report.measured import Accuracy, Times, accuracy_of, times_of
 from leanconv.report.repeat import at_another_speedup, original_of, repeat, weights_of
-from leanconv.storage import DESCRIPTION, read_description, read_spectra
+from leanconv.storage.folder import DESCRIPTION, read_description, read_spectra
+from leanconv.storage.records import read_record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from leanconv.options import Options
+from leanconv.config import Options
 
 # What a command shows in place of a network that leanconv cannot name.
 UNKNOWN = "MODEL"

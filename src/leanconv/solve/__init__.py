@@ -5,18 +5,18 @@ inverse or an eigenproblem are accumulated in float64; results come back in the 
 """
 
 from leanconv.solve.activations import Activation, activation
-from leanconv.solve.enough import Enough, Regression, enough, thinned
-from leanconv.solve.gap import Gap
+from leanconv.solve.generalization_gap import Gap
+from leanconv.solve.holdout import Parts, parted
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments
 from leanconv.solve.nonlinear import NonlinearFit, nonlinear
-from leanconv.solve.parts import Parts, parted
+from leanconv.solve.nonlinear_holdout import unseen
 from leanconv.solve.pca import pca, spectrum
 from leanconv.solve.reduced_rank import reduced_rank
-from leanconv.solve.space import ResponseSpace
-from leanconv.solve.spatial import SpatialBasis, SpatialFactors, spatial_basis
-from leanconv.solve.sweeps import swept
-from leanconv.solve.unseen import unseen
+from leanconv.solve.response_space import ResponseSpace
+from leanconv.solve.sample_size import Enough, Regression, enough, thinned
+from leanconv.solve.spatial_als import swept
+from leanconv.solve.spatial_svd import SpatialBasis, SpatialFactors, spatial_basis
 
 __all__ = [
     "Activation",

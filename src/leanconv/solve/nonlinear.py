@@ -14,7 +14,7 @@ from leanconv.solve.device import Number, quick_products
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import chunks
 from leanconv.solve.reduced_rank import Regressor, leading_subspace, linear
-from leanconv.solve.space import ResponseSpace
+from leanconv.solve.response_space import ResponseSpace
 from leanconv.solve.sums import Sums
 
 # (lambda, iterations): the paper's continuation.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments
-from leanconv.solve.space import ResponseSpace
+from leanconv.solve.response_space import ResponseSpace
 
 
 def spectrum(y: Tensor, *, space: ResponseSpace | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments, roots
-from leanconv.solve.space import ResponseSpace
+from leanconv.solve.response_space import ResponseSpace
 from leanconv.solve.sums import Sums
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leanconv.solve.spatial import SpatialFactors
+from leanconv.solve.spatial_svd import SpatialFactors
 
 STEPS, BATCH = 600, 512
 # Of the factors' own size; falls to zero along half a cosine.

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 from leanconv.errors import LeanconvError, whole
 from leanconv.images import Picture, Preprocess
-from leanconv.train.examples import Unreadable, sent
+from leanconv.train.dataset import Unreadable, sent
 
 
 def crop_and_flip(padding: int, *, reflect: bool = False, mix: float = 0.0) -> _CropAndFlip:

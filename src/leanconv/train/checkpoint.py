@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from leanconv.errors import LeanconvError
-from leanconv.locked import lock_folder
+from leanconv.system.folder_lock import lock_folder
 
 STATE = "state.pt"
 PART = f"{STATE}.part"

@@ -15,21 +15,21 @@ import torch
 from torch import nn
 
 from leanconv._version import __version__
-from leanconv.entrance import check_model, copied, device_of, parse_device, untouched_rng
+from leanconv.calibrate.processes import Team
 from leanconv.errors import LeanconvError, listing, whole
-from leanconv.network.precision import chosen_kernels
+from leanconv.network.user_model import check_model, copied, device_of, parse_device, untouched_rng
 from leanconv.progress import reporter
 from leanconv.result import Accelerated
-from leanconv.team import Team
+from leanconv.storage.workdir import digest_of_model
+from leanconv.system.precision import chosen_kernels
 from leanconv.train.augment import PictureSet
 from leanconv.train.checkpoint import Checkpoint
-from leanconv.train.examples import Augment, Examples
-from leanconv.train.goals import Distillation, Goal, Supervised
+from leanconv.train.dataset import Augment, Examples
+from leanconv.train.feature_points import places_of
 from leanconv.train.history import History
 from leanconv.train.loop import Loop
-from leanconv.train.places import places_of
+from leanconv.train.objectives import Distillation, Goal, Supervised
 from leanconv.train.settings import Optimizer, Precision, Schedule, Settings, number
-from leanconv.workdir import digest_of_model
 
 
 @dataclass(frozen=True)

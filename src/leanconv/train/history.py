@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from leanconv.table import table
+from leanconv.system.text_table import table
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanconv.calibrate.processes import Team
 from leanconv.errors import LeanconvError
 from leanconv.progress import Stage
-from leanconv.team import Team
 from leanconv.train.checkpoint import Checkpoint
-from leanconv.train.examples import Batch, Examples
-from leanconv.train.goals import Goal, WithGoal
+from leanconv.train.dataset import Batch, Examples
+from leanconv.train.early_stopping import of_no_use
 from leanconv.train.history import History, Row
+from leanconv.train.objectives import Goal, WithGoal
 from leanconv.train.settings import Settings
 from leanconv.train.step import Stepper
-from leanconv.train.stopping import of_no_use
 
 # Steps between looks at the loss; a GPU has to be waited for.
 LOOK_EVERY = 10

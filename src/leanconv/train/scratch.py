@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from leanconv.entrance import copied
 from leanconv.models import initialise
+from leanconv.network.user_model import copied
 
 
 def scratch(model: nn.Module, seed: int = 0) -> nn.Module:

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from leanconv.entrance import copied
+from leanconv.calibrate.processes import Team
 from leanconv.errors import LeanconvError
-from leanconv.network.failure import model_failed
+from leanconv.network.model_error import model_failed
 from leanconv.network.recognise import BATCH_NORMS
-from leanconv.team import Team
-from leanconv.train.examples import Batch, mixed, seeded
-from leanconv.train.goals import Distillation, Goal, WithGoal
+from leanconv.network.user_model import copied
+from leanconv.train.cuda_graphs import Steps
+from leanconv.train.dataset import Batch, mixed, seeded
+from leanconv.train.objectives import Distillation, Goal, WithGoal
 from leanconv.train.optimizers import optimizers, reached, set_rate, takes_tensors
-from leanconv.train.recorded import Steps
 from leanconv.train.settings import Settings
 
 

@@ -1,0 +1,58 @@
+"""What users give as images: whether it can be read, how many there are, and the part of a batch a model takes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from leanconv.errors import LeanconvError
+from leanconv.images import Pictures
+from leanconv.network.function_trace import tensors
+
+
+def check_images(images: Any) -> None:
+    """Refuse what gives no batches."""
+    if isinstance(images, (str, os.PathLike)):
+        raise LeanconvError(
+            f"images is the path {os.fspath(images)!r}; give batches of tensors, for example a DataLoader over "
+            "torchvision's ImageFolder, or use the command 'leanconv accelerate --images PATH'."
+        )
+    if not (hasattr(images, "__iter__") or hasattr(images, "__getitem__")):
+        raise LeanconvError(
+            f"images is a {type(images).__name__}, which cannot be iterated; give batches of images, for example "
+            "a DataLoader or a list of tensors."
+        )
+
+
+def count_of(images: Any) -> int | None:
+    """How many images there are, where that can be told without reading them."""
+    if isinstance(images, DataLoader) and images.batch_size and not isinstance(images.dataset, IterableDataset):
+        try:
+            count = len(images.sampler)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+        return count // images.batch_size * images.batch_size if images.drop_last else count
+    return images.images if isinstance(images, Pictures) else None
+
+
+def inputs_of(batch: Any) -> Any:
+    """The part of a batch the model takes: the tensor itself, or the first of (images, labels, ...)."""
+    if isinstance(batch, Tensor):
+        if batch.dim() < 2:
+            raise LeanconvError(
+                f"images gave a tensor of shape {tuple(batch.shape)}; every item must be a batch, N x C x H x W."
+            )
+        return batch
+    if isinstance(batch, (list, tuple)) and batch:
+        if all(isinstance(item, Tensor) and item.dim() == 3 for item in batch):
+            return list(batch)  # a detector's list of images of different sizes
+        if isinstance(batch[0], Tensor):
+            return inputs_of(batch[0])
+    if isinstance(batch, dict) and any(True for _ in tensors(batch)):
+        return batch  # for a model that takes one
+    raise LeanconvError(
+        f"images gave a {type(batch).__name__}; every item must be a tensor of images or a tuple that starts with one."
+    )

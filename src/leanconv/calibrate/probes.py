@@ -1,0 +1,167 @@
+"""What is measured at a site: its responses at some positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from leanconv.calibrate.positions import Chosen, conv_patches, outputs_at
+from leanconv.network.layers.geometry import Geometry
+from leanconv.network.sites import Site
+from leanconv.solve import ResponseSpace, SpatialFactors
+
+# Gathering one number of a patch costs about this many multiply-accumulates of a product.
+GATHER = 32
+
+CONVOLUTIONS = {"conv1d": F.conv1d, "conv2d": F.conv2d, "conv3d": F.conv3d}
+
+
+@dataclass(frozen=True)
+class Responses:
+    """``y``: n x d. ``addend``: what the network adds to them before the activation, n x d, or None."""
+
+    y: Tensor
+    addend: Tensor | None = None
+
+    def at(self, rows: Tensor | slice) -> Responses:
+        return Responses(self.y[rows], None if self.addend is None else self.addend[rows])
+
+    def part(self, number: int, groups: int) -> Responses:
+        """Those of one group's filters."""
+        if groups == 1:
+            return self
+        addend = None if self.addend is None else self.addend.chunk(groups, 1)[number].contiguous()
+        return Responses(self.y.chunk(groups, 1)[number].contiguous(), addend)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What to compute at a site from its input: ``weight`` (d x c x kernel, c of one group) and ``bias`` (d).
+
+    ``split``: spatial factors the weight is the product of. ``own_output``: what the layer itself gives, batch norm
+    included, is the response, and no worse for being computed by the network. ``halfway``: not the responses are
+    collected but what the horizontal factor sees, n x (d'' kw); ``responses`` makes them of it.
+    """
+
+    site: Site
+    weight: Tensor
+    bias: Tensor
+    split: SpatialFactors | None = None
+    own_output: bool = False
+    halfway: bool = False
+
+    @cached_property
+    def spaces(self) -> list[ResponseSpace]:
+        """Where the responses can lie, one for each group."""
+        return [ResponseSpace.of(filters.flatten(1)) for filters in self.weight.chunk(self.site.geometry.groups)]
+
+    @property
+    def width(self) -> int:
+        """Numbers that are collected at a position."""
+        return self.split.horizontal[0].numel() if self.halfway and self.split is not None else len(self.weight)
+
+    def positions(self, x: Tensor) -> int:
+        """How many responses the layer has for one image (one row of ``x``)."""
+        geometry = self.site.geometry
+        return x[0].numel() // x.shape[-1] if geometry.kind == "linear" else prod(geometry.out_size(_size(x)))
+
+    def outputs(self, y: Tensor, chosen: Chosen) -> Tensor:
+        """Of an output of the layer, at ``chosen`` positions: (N p) x d. A copy: the network may go on to work in place
+        on it."""
+        return outputs_at(y, self.site.geometry.kind, chosen).to(self.weight.dtype)
+
+    def from_input(self, x: Tensor, chosen: Chosen) -> Tensor:
+        """Responses at ``chosen`` positions to the layer's input ``x``: (N p) x d.
+
+        From gathered patches where few positions are chosen; where gathering them would cost more, from the whole
+        layer, or its vertical factor.
+        """
+        geometry = self.site.geometry
+        if geometry.kind == "linear":
+            return self._product(outputs_at(x, "linear", chosen), self.weight)
+        if self.halfway:
+            return self._halfway(x, chosen)
+        sampled, every, d = chosen.at.shape[1], self.positions(x), geometry.out_channels
+        ways = {"patches": sampled * geometry.patch * (GATHER * geometry.groups + d)}
+        even = _even(geometry, _size(x))
+        if even:
+            ways["whole"] = every * geometry.patch * d
+        if even and self.split is not None:
+            rank = len(self.split.vertical)
+            width = x.shape[-1] * geometry.out_size(_size(x))[0]
+            ways["vertical"] = rank * (
+                width * geometry.in_channels * geometry.kernel[0] + sampled * geometry.kernel[1] * (GATHER + d)
+            )
+        way = min(ways, key=lambda way: ways[way])
+        if way == "patches":
+            return self._product(conv_patches(x, geometry, chosen), self.weight)
+        if way == "vertical":
+            return self.responses(self._halfway(x, chosen))
+        g, function = geometry, CONVOLUTIONS[geometry.kind]
+        x, padding = x.to(self.weight.dtype), geometry.margins(_size(x))[0]
+        y = function(x, self.weight, self.bias, g.stride, padding, g.dilation, g.groups)
+        return outputs_at(y, g.kind, chosen, copy=False)
+
+    def responses(self, halfway: Tensor) -> Tensor:
+        """n x d, from what was collected ``halfway``."""
+        assert self.split is not None
+        return self._product(halfway, self.split.horizontal)
+
+    def _halfway(self, x: Tensor, chosen: Chosen) -> Tensor:
+        """What the horizontal filters see at ``chosen`` positions: (N p) x (d'' kw)."""
+        assert self.split is not None
+        geometry, vertical = self.site.geometry, self.split.vertical
+        if not _even(geometry, _size(x)):
+            patches = conv_patches(x, geometry, chosen).to(vertical.dtype)
+            patches = patches.reshape(len(patches), geometry.in_channels, *geometry.kernel)
+            return torch.einsum("ncij,rci->nrj", patches, vertical[..., 0]).flatten(1)
+        padding, stride, dilation = geometry.margins(_size(x))[0], geometry.stride[0], geometry.dilation[0]
+        columns = F.conv2d(x.to(vertical.dtype), vertical, None, (stride, 1), (padding[0], 0), (dilation, 1))
+        rows = replace(
+            geometry,
+            in_channels=columns.shape[1],
+            kernel=(1, geometry.kernel[1]),
+            stride=(1, geometry.stride[1]),
+            padding=(0, padding[1]),
+            padding_after=None,
+            dilation=(1, geometry.dilation[1]),
+        )
+        return conv_patches(columns, rows, chosen)
+
+    def _product(self, patches: Tensor, weight: Tensor) -> Tensor:
+        """Patches n x (C k) -> responses n x d."""
+        groups = self.site.geometry.groups
+        x = patches.to(weight.dtype)
+        if groups == 1:
+            return torch.addmm(self.bias, x, weight.flatten(1).T)
+        # Channels, and so the columns, are sorted by group.
+        x = x.reshape(len(x), groups, -1).transpose(0, 1)  # g x n x (c k)
+        filters = weight.reshape(groups, -1, x.shape[2]).transpose(1, 2)  # g x (c k) x d / g
+        return (x @ filters).transpose(0, 1).flatten(1) + self.bias
+
+
+@dataclass(frozen=True)
+class PatchProbe(Probe):
+    """What is collected is what the filters see, n x (c k): ``weight.flatten(1)`` makes responses of it."""
+
+    @property
+    def width(self) -> int:
+        return self.site.geometry.patch
+
+    def from_input(self, x: Tensor, chosen: Chosen) -> Tensor:
+        return conv_patches(x, self.site.geometry, chosen).to(self.weight.dtype)
+
+
+def _size(x: Tensor) -> tuple[int, ...]:
+    return tuple(x.shape[2:])
+
+
+def _even(geometry: Geometry, in_size: tuple[int, ...]) -> bool:
+    """Whether torch's own convolution can pad like this."""
+    before, after = geometry.margins(in_size)
+    return geometry.padding_mode == "zeros" and before == after

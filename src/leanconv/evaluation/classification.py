@@ -1,0 +1,147 @@
+"""Top-1 and top-5 accuracy, and agreement between two networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from leanconv.errors import LeanconvError
+from leanconv.evaluation.class_names import ClassIndices
+from leanconv.images.picture import Picture
+from leanconv.network.model_error import model_failed
+
+# What errors call a network that is alone.
+NAMELESS = "the model"
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Shares of images whose class is the first, or among the first five, of the network's answers."""
+
+    top1: float
+    top5: float
+    images: int
+
+
+def logits_of(model: nn.Module, batches: Iterable[Tensor], device: torch.device | str) -> Tensor:
+    """Outputs (n x classes, float32, CPU) of ``model`` in eval mode; its mode is put back."""
+    training = model.training
+    model.eval()
+    found = []
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                found.append(class_scores(model(as_taken(model, batch.to(device)))).float().cpu())
+    finally:
+        model.train(training)
+    return torch.cat(found)
+
+
+def as_taken(model: nn.Module, images: Tensor) -> Tensor:
+    """In the precision of the network's weights."""
+    weight = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), images)
+    return images.to(weight.dtype) if images.is_floating_point() else images
+
+
+def logits_and_labels(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, list[Picture]]],
+    classes: ClassIndices,
+    device: torch.device | str,
+    *,
+    step: Callable[[], None] = lambda: None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs and true classes of labelled pictures, as they are read. Labels are checked at the first batch."""
+    (logits,), labels = answers([(NAMELESS, model)], batches, classes, device, step=step)
+    return logits, labels
+
+
+def answers(
+    models: Sequence[tuple[str, nn.Module]],
+    batches: Iterable[tuple[Tensor, list[Picture]]],
+    classes: ClassIndices,
+    device: torch.device | str,
+    *,
+    at_once: int | None = None,
+    step: Callable[[], None] = lambda: None,
+) -> tuple[list[Tensor], Tensor]:
+    """Outputs of every named network (n x classes each, float32, CPU) on the same batches, and the true classes.
+
+    A batch of pictures x views x channels x height x width runs ``at_once`` views at a time, and the outputs are the
+    logarithms of the probabilities averaged over the views.
+    """
+    networks = [(name, model.to(device).eval()) for name, model in models]
+    found: list[list[Tensor]] = [[] for _ in networks]
+    labels: list[int] = []
+    with torch.no_grad():
+        for batch, pictures in batches:
+            there = batch.to(device)
+            scores = [_answer(name, model, there, at_once, pictures[0].name) for name, model in networks]
+            if not labels:
+                counts = [one.shape[1] for one in scores]
+                if len(set(counts)) > 1:
+                    each = [f"{name} has {count} outputs" for (name, _), count in zip(networks, counts, strict=True)]
+                    raise LeanconvError(f"{' and '.join(each)}; give networks with the same classes.")
+                classes.check(counts[0])
+            for kept, one in zip(found, scores, strict=True):
+                kept.append(one)
+            labels += [classes[picture.label or ""] for picture in pictures]
+            step()
+    if not labels:
+        raise LeanconvError("none of the images could be read; repair or replace them.")
+    return [torch.cat(kept) for kept in found], torch.tensor(labels)
+
+
+def _answer(name: str, model: nn.Module, batch: Tensor, at_once: int | None, first: str) -> Tensor:
+    """Finite class scores of one batch, whose first picture is ``first``."""
+    views = batch.flatten(0, 1) if batch.dim() == 5 else batch
+    try:
+        outputs = [model(as_taken(model, part)) for part in views.split(at_once or len(views))]
+    except Exception as error:
+        refusal = model_failed(error, views)
+        raise (refusal if name == NAMELESS else LeanconvError(f"{name}: {refusal}")) from error
+    scores = torch.cat([class_scores(output) for output in outputs]).float()
+    if not bool(torch.isfinite(scores).all()):
+        raise LeanconvError(
+            f"{name} answers NaN or infinity on {first} or the images after it; check its weights and the "
+            "preprocessing."
+        )
+    return (averaged(scores, batch.shape[1]) if batch.dim() == 5 else scores).cpu()
+
+
+def averaged(logits: Tensor, views: int) -> Tensor:
+    """Logarithms of class probabilities averaged over views: (n * views) x classes -> n x classes."""
+    logarithms = logits.log_softmax(1).reshape(-1, views, logits.shape[1])
+    return logarithms.logsumexp(1) - math.log(views)
+
+
+def class_scores(output: object) -> Tensor:
+    """The n x classes tensor in a classifier's output, or a sentence saying what came instead."""
+    if isinstance(output, Tensor) and output.dim() == 2:
+        return output
+    shape = f" of shape {tuple(output.shape)}" if isinstance(output, Tensor) else ""
+    raise LeanconvError(
+        f"the model returned a {type(output).__name__}{shape} where images x classes is needed: only "
+        "classifiers can be judged by classes."
+    )
+
+
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """n x 2 booleans: whether an image's class is the first answer, and whether it is among the first five."""
+    ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+    return torch.stack([ranked[:, 0], ranked.any(dim=1)], dim=1)
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> Accuracy:
+    """``logits`` n x classes, ``labels`` n class indices."""
+    top1, top5 = correct(logits, labels).double().mean(dim=0).tolist()
+    return Accuracy(top1=top1, top5=top5, images=len(labels))
+
+
+def agreement(logits: Tensor, reference: Tensor) -> float:
+    """Share of images on which two networks give the same first answer."""
+    return (logits.argmax(dim=1) == reference.argmax(dim=1)).double().mean().item()

@@ -1,0 +1,120 @@
+"""Two networks on the same images: how much more often the second is wrong, and whether that is more than chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from leanconv.evaluation.classification import agreement, correct
+from leanconv.system.text_table import table
+
+# Rows whose probabilities are held in float64 at a time.
+ROWS = 4096
+
+
+def paired_interval(
+    a_correct: Tensor, b_correct: Tensor, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float, float]:
+    """Increase of error from a to b, the mean of a_i - b_i, with its bootstrap percentile interval.
+
+    ``a_correct``, ``b_correct``: n booleans, the same images in the same order. An image's difference is 1, 0 or -1,
+    and n images drawn with replacement contain these in multinomial numbers; only those numbers are drawn, so the
+    cost is O(n + resamples).
+    """
+    difference = a_correct.long() - b_correct.long()
+    images = len(difference)
+    shares = [(difference == value).sum().item() / images for value in (1, 0, -1)]
+    drawn = np.random.default_rng(seed).multinomial(images, shares, size=resamples)
+    low, high = np.quantile((drawn[:, 0] - drawn[:, 2]) / images, [(1 - level) / 2, (1 + level) / 2])
+    return difference.double().mean().item(), float(low), float(high)
+
+
+def kl_divergence(logits: Tensor, reference: Tensor) -> float:
+    """Mean over images of KL(p || q) in nats, p from ``reference`` and q from ``logits``, both n x classes."""
+    total = 0.0
+    for ours, theirs in zip(logits.split(ROWS), reference.split(ROWS), strict=True):
+        q, p = ours.double().log_softmax(1), theirs.double().log_softmax(1)
+        total += (p.exp() * (p - q)).sum().item()
+    return max(0.0, total / len(logits))  # rounding may leave a zero a little below
+
+
+@dataclass(frozen=True)
+class Change:
+    """A measure of both networks as shares of the images, and by how much more the other is wrong, low to high."""
+
+    original: float
+    other: float
+    increase: float
+    low: float
+    high: float
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether the interval contains 0."""
+        return self.low <= 0 <= self.high
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "within_noise": self.within_noise}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``original`` and ``other`` are names; shares are of ``images``, intervals hold with probability ``level``."""
+
+    original: str
+    other: str
+    images: int
+    top1: Change
+    top5: Change
+    agreement: float
+    kl: float
+    level: float = 0.95
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "top1": self.top1.to_json(), "top5": self.top5.to_json()}
+
+    def __str__(self) -> str:
+        changes = (self.top1, self.top5)
+        rows = [
+            [self.original, *(f"{100 * change.original:.2f}" for change in changes)],
+            [self.other, *(f"{100 * change.other:.2f}" for change in changes)],
+            ["increase of error, points", *(points(change.increase) for change in changes)],
+            [
+                f"{100 * self.level:g} % interval",
+                *(f"{points(change.low)} to {points(change.high)}" for change in changes),
+            ],
+            ["within noise", *("yes" if change.within_noise else "no" for change in changes)],
+        ]
+        return "\n".join(
+            [
+                table(["", "top-1 %", "top-5 %"], rows),
+                f"{self.images} images; the same first answer on {100 * self.agreement:.2f} %; "
+                f"mean KL({self.original} || {self.other}) {self.kl:.4f}",
+            ]
+        )
+
+
+def points(share: float) -> str:
+    return f"{round(100 * share, 2) + 0.0:+.2f}"  # + 0.0: no "-0.00"
+
+
+def compare(reference: Tensor, logits: Tensor, labels: Tensor, *, original: str, other: str) -> Comparison:
+    """``reference`` are the original's outputs, ``logits`` the other's, n x classes of the same images."""
+    ours, theirs = correct(reference, labels), correct(logits, labels)
+
+    def change(column: int) -> Change:
+        a, b = ours[:, column], theirs[:, column]
+        return Change(a.double().mean().item(), b.double().mean().item(), *paired_interval(a, b))
+
+    return Comparison(
+        original=original,
+        other=other,
+        images=len(labels),
+        top1=change(0),
+        top5=change(1),
+        agreement=agreement(logits, reference),
+        kl=kl_divergence(logits, reference),
+    )

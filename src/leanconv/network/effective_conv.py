@@ -1,0 +1,176 @@
+"""The ordinary convolution a layer of another class turns out to be.
+
+Libraries subclass nn.Conv2d to standardise its weight or to pad by the input's size; torch's parametrizations compute
+a weight from others. In eval mode most of these are one convolution with a fixed weight. Which one is observed: the
+layer runs alone on a few maps, and what it asks of torch is compared with what it answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from leanconv.network.layers.geometry import KINDS, Geometry, Size
+from leanconv.network.recognise import CONVOLUTIONS, has_own_forward
+
+_DEFAULTS: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+
+
+@dataclass(frozen=True)
+class Plain:
+    """``weight``: d x c x kernel (c of one group; d x c for a Linear). ``bias``: d, or None."""
+
+    geometry: Geometry
+    weight: Tensor
+    bias: Tensor | None
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether the layer is torch's own, its weight a parameter."""
+    own_class = type(layer) in (*KINDS, nn.Linear)
+    return own_class and isinstance(layer.weight, nn.Parameter) and not has_own_forward(layer)
+
+
+def plain_form(layer: nn.Module, in_size: Size) -> Plain | None:
+    """What ``layer`` computes on maps of ``in_size`` and others, or None if that is no single convolution."""
+    if inherits_forward(layer):
+        weight, bias = layer.weight, layer.bias
+        assert isinstance(weight, Tensor)
+        return Plain(Geometry.of(layer), weight.detach(), bias.detach() if isinstance(bias, Tensor) else None)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            found = _observed(layer, in_size)
+        # Another shape than the layer's own weight has would cost what nobody counted.
+        return found if found is not None and found.weight.shape == layer.weight.shape else None
+    except Exception:  # it cannot run alone, or does something else: either way nothing is known of it
+        return None
+
+
+def inherits_forward(layer: nn.Module) -> bool:
+    """Whether the layer computes what torch's own class does."""
+    base = next(kind for kind in (*KINDS, nn.Linear) if isinstance(layer, kind))
+    same = all(getattr(type(layer), name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward"))
+    return same and not has_own_forward(layer)
+
+
+def _observed(layer: nn.Module, in_size: Size) -> Plain | None:
+    if isinstance(layer, nn.Linear):
+        shapes: list[tuple[int, ...]] = [(rows, layer.in_features) for rows in (2, 9, 1)]
+    else:
+        first = Geometry.of(layer)
+        extent = [d * (k - 1) + 1 for d, k in zip(first.dilation, first.kernel, strict=True)]
+        # Padding may depend on the size: look at the size the network uses and at some in a row, never square.
+        count = max(first.stride) + 2
+        sizes = [in_size, *([e + 4 + more + axis for axis, e in enumerate(extent)] for more in range(count))]
+        shapes = [(1 + 8 * (number % 2), first.in_channels, *size) for number, size in enumerate(sizes)]
+    # A forward may also depend on how large or how many the numbers are.
+    largest = 100.0 if layer.weight.dtype == torch.float16 else 1000.0
+    seen = [_run(layer, shape, (1.0, 0.001, largest)[number % 3]) for number, shape in enumerate(shapes)]
+    found = [item for item in seen if item is not None]
+    if len(found) < len(seen) or not all(_same_filters(found[0], other) for other in found[1:]):
+        return None
+    geometry = found[0].geometry
+    constant = all(item.geometry == geometry for item in found)
+    if constant and (geometry.kind == "linear" or geometry.padding == geometry.padding_after):
+        return replace(found[0], geometry=replace(geometry, padding_after=None))
+    rule = replace(geometry, padding="same", padding_after=None)
+    if all(_explains(rule, item) for item in found):
+        return replace(found[0], geometry=rule)
+    return found[0] if constant else None
+
+
+@dataclass(frozen=True)
+class _Seen(Plain):
+    in_size: Size = ()
+
+
+def _explains(rule: Geometry, seen: _Seen) -> bool:
+    before, after = rule.margins(seen.in_size)
+    return replace(rule, padding=before, padding_after=after) == seen.geometry
+
+
+def _same_filters(one: Plain, other: Plain) -> bool:
+    if (one.bias is None) != (other.bias is None) or not torch.equal(one.weight, other.weight):
+        return False
+    return one.bias is None or other.bias is None or torch.equal(one.bias, other.bias)
+
+
+def _run(layer: nn.Module, shape: tuple[int, ...], scale: float) -> _Seen | None:
+    """One run on a map of numbers of both signs, none near zero, so that zeros put around it can be told from it."""
+    assert isinstance(layer.weight, Tensor)
+    x = (scale * (torch.rand(shape) + 0.5) * torch.randn(shape).sign()).to(layer.weight)
+    with _Calls() as watch:
+        output = layer(x.clone())
+    if len(watch.calls) != 1:
+        return None
+    function, values, answer = watch.calls[0]
+    if not isinstance(output, Tensor) or not torch.equal(output, answer):
+        return None
+    weight, bias = values["weight"].detach().clone(), values["bias"]
+    bias = None if bias is None else bias.detach().clone()
+    if function is F.linear:
+        if not torch.equal(values["input"], x):
+            return None
+        return _Seen(Geometry(kind="linear", in_channels=weight.shape[1], out_channels=len(weight)), weight, bias)
+    dimensions = len(shape) - 2
+    margins = _margins(values["input"], x)
+    if margins is None:
+        return None
+
+    def each(name: str) -> Size:
+        value = values[name]
+        return (value,) * dimensions if isinstance(value, int) else tuple(value) * (dimensions // len(value))
+
+    padding = values["padding"]
+    geometry = Geometry(
+        kind=next(kind for base, kind in KINDS.items() if isinstance(layer, base)),
+        in_channels=shape[1],
+        out_channels=len(weight),
+        kernel=tuple(weight.shape[2:]),
+        stride=each("stride"),
+        padding=padding if isinstance(padding, str) else each("padding"),
+        dilation=each("dilation"),
+        groups=values["groups"],
+    )
+    inner = geometry.margins(tuple(values["input"].shape[2:]))
+    before, after = (tuple(a + b for a, b in zip(*pair, strict=True)) for pair in zip(margins, inner, strict=True))
+    return _Seen(replace(geometry, padding=before, padding_after=after), weight, bias, in_size=tuple(shape[2:]))
+
+
+def _margins(padded: Tensor, x: Tensor) -> tuple[Size, Size] | None:
+    """Zeros before and after ``x`` in every dimension of ``padded``; None if it is anything but x among zeros."""
+    if padded.shape[:2] != x.shape[:2] or padded.dim() != x.dim():
+        return None
+    before, after = [], []
+    for axis in range(2, x.dim()):
+        others = tuple(other for other in range(padded.dim()) if other != axis)
+        filled = (padded != 0).any(dim=others)
+        places = filled.nonzero().flatten()
+        if len(places) != x.shape[axis]:
+            return None
+        before.append(int(places[0]))
+        after.append(padded.shape[axis] - 1 - int(places[-1]))
+    inside = padded
+    for axis, start in enumerate(before, 2):
+        inside = inside.narrow(axis, start, x.shape[axis])
+    return (tuple(before), tuple(after)) if torch.equal(inside, x) else None
+
+
+class _Calls(TorchFunctionMode):
+    """Convolutions and linear maps asked of torch: the function, its arguments by name, its answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, dict[str, Any], Tensor]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in CONVOLUTIONS or func is F.linear:
+            names = ("input", "weight", *_DEFAULTS)
+            self.calls.append((func, _DEFAULTS | dict(zip(names, args, strict=False)) | (kwargs or {}), result.clone()))
+        return result

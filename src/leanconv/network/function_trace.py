@@ -1,0 +1,210 @@
+"""Record one run of a network: which operation consumed which tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from leanconv.errors import LeanconvError
+from leanconv.network.effective_conv import inherits_forward
+from leanconv.network.layers.geometry import KINDS, Geometry
+from leanconv.network.recognise import (
+    CONVOLUTIONS,
+    LAYERS,
+    activation_call,
+    activation_module,
+    is_addition,
+    is_batch_norm,
+    is_norm_with_activation,
+)
+from leanconv.network.sites import ActivationSpec
+
+# A tensor at one moment: an operation in place makes a new key of the same object.
+Key = tuple[int, int]
+
+
+def _key(tensor: Tensor) -> Key:
+    return id(tensor), 0 if tensor.is_inference() else tensor._version
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for item in vars(value).values():
+            yield from tensors(item)
+
+
+def opaque(value: Any) -> bool:
+    """Whether ``value`` holds something ``tensors`` cannot look into."""
+    if isinstance(value, (list, tuple, dict)):
+        return any(opaque(item) for item in (value.values() if isinstance(value, dict) else value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return any(opaque(item) for item in vars(value).values())
+    return not isinstance(value, (Tensor, str, int, float, complex, type(None)))
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """``value`` with every tensor in its lists, tuples and dicts replaced by the function's answer."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(function, item) for item in value)
+    if isinstance(value, dict):
+        return {key: map_tensors(function, item) for key, item in value.items()}
+    return value
+
+
+@dataclass
+class Event:
+    """One operation: what it was, what went in and what came out."""
+
+    kind: Literal["layer", "batch_norm", "activation", "add", "call", "other"]
+    inputs: list[Key]
+    outputs: list[Key]
+    name: str = ""
+    activation: ActivationSpec | None = None
+    in_shape: tuple[int, ...] = ()
+    out_shape: tuple[int, ...] = ()
+    weight_shape: tuple[int, ...] = ()
+    is_convolution: bool = False
+
+
+class Recording(TorchFunctionMode):
+    """The events of one run. Inside a recognised module the functions it calls are not recorded again."""
+
+    def __init__(self, norms: dict[int, str]) -> None:
+        """``norms``: paths of the batch norms that are seen as a function, by the id of their running mean."""
+        super().__init__()
+        self._norms = norms
+        self.events: list[Event] = []
+        self._alive: list[Tensor] = []  # ids stay unique while their tensors live
+        self._inside = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._inside:
+            return func(*args, **kwargs)
+        given = list(tensors(args)) + list(tensors(kwargs))
+        inputs = [_key(tensor) for tensor in given]
+        result = func(*args, **kwargs)
+        made = list(tensors(result))
+        # Questions about a tensor (its shape, its device) consume nothing, nor does what hands it back (dropout in
+        # eval mode). Writing it into another tensor does, and returns nothing.
+        if func is Tensor.__setitem__:
+            self._record(Event("other", inputs, []), given, [args[0]])
+        elif made and not all(_key(tensor) in inputs for tensor in made):
+            event = Event("other", inputs, [])
+            if spec := activation_call(func, args, kwargs):
+                event.kind, event.activation = "activation", spec
+            elif func is F.batch_norm and len(args) > 1 and id(args[1]) in self._norms:
+                event.kind, event.name, event.inputs = "batch_norm", self._norms[id(args[1])], inputs[:1]
+            elif is_addition(func, kwargs, given):
+                event.kind = "add"
+            elif func in CONVOLUTIONS and len(given) > 1:
+                event.kind, event.name = "call", f"{func.__name__}#{len(self.events)}"
+                event.in_shape, event.out_shape = tuple(given[0].shape), tuple(made[0].shape)
+                event.weight_shape = tuple(given[1].shape)
+            self._record(event, given, made)
+        return result
+
+    def finish(self, result: Any) -> None:
+        """What the network returns is used by whoever called it."""
+        self._record(Event("other", [_key(tensor) for tensor in tensors(result)], []), [], [])
+
+    def _record(self, event: Event, given: list[Tensor], made: list[Tensor]) -> None:
+        event.outputs = [_key(tensor) for tensor in made]
+        self.events.append(event)
+        self._alive.extend(given)
+        self._alive.extend(made)
+
+    def enter(self, name: str, module: nn.Module, arguments: Any) -> list[Key]:
+        self._inside += 1
+        inputs = list(tensors(arguments))
+        if isinstance(module, (*KINDS, nn.Linear)) and inputs and inherits_forward(module):
+            _check_input(name, module, inputs[0])
+        return [_key(tensor) for tensor in inputs]
+
+    def leave(self, event: Event, arguments: Any, result: Any) -> None:
+        self._inside -= 1
+        given, made = list(tensors(arguments)), list(tensors(result))
+        if given and made:
+            event.in_shape, event.out_shape = tuple(given[0].shape), tuple(made[0].shape)
+        self._record(event, given, made)
+
+
+def _check_input(name: str, layer: nn.Module, x: Tensor) -> None:
+    g = Geometry.of(layer)
+    axis = x.dim() - 1 - (0 if g.kind == "linear" else len(g.kernel))
+    wanted, found = g.in_channels, x.shape[axis] if 0 <= axis < x.dim() else 0
+    if wanted != found:
+        raise LeanconvError(
+            f"layer {name!r} takes {wanted} input channels but was given {found} (input shape "
+            f"{tuple(x.shape)}); give images with the channels and size the network was trained on."
+        )
+
+
+@contextmanager
+def recording(model: nn.Module) -> Iterator[Recording]:
+    """Record the run inside the block; hooks come off on any error."""
+    # A norm with an activation of its own is not one step: its parts are recorded instead.
+    norms = {id(m.running_mean): name for name, m in model.named_modules() if is_norm_with_activation(m)}
+    tape = Recording(norms)
+    handles = []
+    for name, module in model.named_modules():
+        event_kind, spec = _kind(module)
+        if event_kind is None:
+            continue
+        pending: list[list[Key]] = []
+
+        def before(module: nn.Module, args: Any, kwargs: Any, name: str = name, pending: Any = pending) -> None:
+            pending.append(tape.enter(name, module, (args, kwargs)))
+
+        def after(
+            module: nn.Module,
+            args: Any,
+            kwargs: Any,
+            result: Any,
+            name: str = name,
+            kind: Any = event_kind,
+            spec: Any = spec,
+            pending: Any = pending,
+        ) -> None:
+            event = Event(kind, pending.pop(), [], name=name, activation=spec)
+            event.is_convolution = kind == "layer" and not isinstance(module, nn.Linear)
+            tape.leave(event, (args, kwargs), result)
+
+        handles += [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after, with_kwargs=True),
+        ]
+    try:
+        with torch.no_grad(), tape:
+            yield tape
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _kind(
+    module: nn.Module,
+) -> tuple[Literal["layer", "batch_norm", "activation"] | None, ActivationSpec | None]:
+    if isinstance(module, LAYERS):
+        return "layer", None
+    if is_batch_norm(module):
+        return "batch_norm", None
+    spec = activation_module(module)
+    return ("activation", spec) if spec else (None, None)

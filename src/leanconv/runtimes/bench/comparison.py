@@ -1,0 +1,196 @@
+"""One or two networks, timed in every way that was asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanconv.errors import LeanconvError, listing, unknown_name, whole
+from leanconv.network.model_error import model_failed
+from leanconv.network.survey import survey
+from leanconv.network.torchvision_detectors import kind_of
+from leanconv.network.user_model import check_model, copied, parse_device, untouched_rng
+from leanconv.progress import reporter
+from leanconv.runtimes.bench.layers import LayerTime, layer_times, replaced
+from leanconv.runtimes.bench.machine import machine, threads_set
+from leanconv.runtimes.bench.measure import interleaved, paired_ratio, timing
+from leanconv.runtimes.bench.memory import CPU, GPU, peak_bytes
+from leanconv.runtimes.bench.report import Bench, Measurement
+from leanconv.runtimes.bench.runners import DTYPES, RUNTIMES, Conditions, handed, placed
+
+
+def bench(
+    networks: Mapping[str, nn.Module],
+    *,
+    shape: tuple[int, int, int] = (3, 224, 224),
+    runtimes: Sequence[str] = ("torch",),
+    batches: Sequence[int] = (1,),
+    device: torch.device | str = "cpu",
+    threads: int | None = None,
+    dtype: str = "float32",
+    channels_last: bool = False,
+    seconds: float = 5.0,
+    layers: bool = False,
+    notes: Sequence[str] = (),
+    progress: bool = True,
+) -> Bench:
+    """Time ``networks``, one or two by name and the original first, on images of ``shape`` (c x h x w; random).
+
+    Every runtime is measured at every batch size for about ``seconds``, after a warm-up of at most as long.
+    ``threads=None``: as many as torch has now; they are put back. ``layers``: in torch, layer by layer too.
+    No network is modified.
+    """
+    _check(networks, runtimes, dtype, seconds, layers)
+    sizes = [whole("batch", batch, 1) for batch in dict.fromkeys(batches)]
+    place = parse_device(device)
+    if threads is not None:
+        whole("threads", threads, 1)
+    asked = list(dict.fromkeys(runtimes))
+    with untouched_rng(0), threads_set(threads) as count:
+        conditions = Conditions(device=place, threads=count, dtype=dtype, channels_last=channels_last)
+        for name in asked:
+            for network in networks.values():
+                RUNTIMES[name].refuse(network, conditions)
+        about = machine(place, count)
+        macs = _macs(networks, shape)
+        measurements = []
+        with reporter(progress).stage("timing", len(asked) * len(sizes)) as stage:
+            for name in asked:
+                for batch in sizes:
+                    stage.label(f"{name}, batch {batch}")
+                    measurements.append(
+                        _measured(name, networks, _example(networks, batch, shape), conditions, seconds)
+                    )
+                    stage.advance()
+        by_layer: dict[int, list[LayerTime]] = {}
+        if layers:
+            for batch in sizes:
+                example = _example(networks, batch, shape)
+                by_layer[batch] = _layers(networks, example, conditions, seconds, progress)
+    detector = kind_of(next(iter(networks.values()))) is not None
+    return Bench(
+        networks=tuple(networks),
+        machine=about,
+        conditions={
+            "device": str(place),
+            "runtimes": asked,
+            "dtype": dtype,
+            "channels_last": channels_last,
+            "seconds": seconds,
+            "input": ("lists of " if detector else "") + "images of " + " x ".join(str(side) for side in shape),
+        },
+        measurements=measurements,
+        macs=macs,
+        memory_kind=GPU if place.type == "cuda" else CPU,
+        layers=by_layer,
+        notes=tuple(notes),
+    )
+
+
+def _check(
+    networks: Mapping[str, nn.Module], runtimes: Sequence[str], dtype: str, seconds: float, layers: bool
+) -> None:
+    if len(networks) not in (1, 2):
+        raise LeanconvError(f"{len(networks)} networks were given; give one, or two with different names.")
+    for network in networks.values():
+        check_model(network)
+    kinds = {kind_of(network) for network in networks.values()}
+    if len(kinds) > 1:
+        raise LeanconvError(f"{' and '.join(networks)} are not of one kind; give two classifiers or two detectors.")
+    for name in runtimes:
+        if name not in RUNTIMES:
+            raise unknown_name(name, RUNTIMES, what="runtime", where="--runtime")
+    if dtype not in DTYPES:
+        raise LeanconvError(f"dtype={dtype!r} is not known; use {listing(DTYPES)}.")
+    if not 0 < seconds < math.inf:
+        raise LeanconvError(f"seconds={seconds!r} must be above 0.")
+    if layers and (len(networks) < 2 or kinds != {None} or "torch" not in runtimes):
+        raise LeanconvError(
+            "layers are timed for two networks that are no detectors, in the runtime torch; leave --layers out."
+        )
+
+
+def _example(networks: Mapping[str, nn.Module], batch: int, shape: tuple[int, int, int]) -> Any:
+    """A batch of noise, float32 on the CPU; for a detector a list of images from 0 to 1."""
+    noise = torch.rand((batch, *shape), generator=torch.Generator().manual_seed(0))
+    return list(noise) if kind_of(next(iter(networks.values()))) is not None else noise
+
+
+def _macs(networks: Mapping[str, nn.Module], shape: tuple[int, int, int]) -> dict[str, int] | None:
+    """Of one image, also to see that the networks take it at all; None for detectors, whose boxes decide."""
+    image = _example(networks, 1, shape)
+    found = {}
+    for name, network in networks.items():
+        plain = copied(network, share=True).eval()
+        weight = next(plain.parameters(), torch.zeros(()))
+        sample = handed(image, Conditions(device=weight.device))
+        try:
+            with torch.no_grad():
+                if not isinstance(sample, Tensor):
+                    plain(sample)
+                    continue
+                found[name] = survey(plain, sample.to(weight.dtype), layers="all").macs
+        except LeanconvError:
+            raise
+        except Exception as error:
+            raise model_failed(error, sample) from error
+    return found or None
+
+
+def _measured(
+    runtime: str, networks: Mapping[str, nn.Module], example: Any, conditions: Conditions, seconds: float
+) -> Measurement:
+    runner = RUNTIMES[runtime]
+    calls = {name: runner.prepare(network, example, conditions) for name, network in networks.items()}
+    rounds = interleaved(calls, seconds=seconds, finish=_finish(conditions.device))
+    memory = {name: _memory(runtime, network, example, calls[name], conditions) for name, network in networks.items()}
+    if runtime == "torch-compile":
+        # Compiled code is kept by the forward it was made from; eight of one forward and torch compiles no more.
+        torch.compiler.reset()
+    first, *rest = rounds.times.values()
+    return Measurement(
+        runtime=runtime,
+        batch=len(example),
+        times={name: timing(times) for name, times in rounds.times.items()},
+        memory=memory,
+        ratio=paired_ratio(first, rest[0]) if rest else None,
+        warm_up=rounds.warm_up,
+        settled=rounds.settled,
+    )
+
+
+def _memory(
+    runtime: str, network: nn.Module, example: Any, call: Callable[[], Any], conditions: Conditions
+) -> int | None:
+    """None where torch does not see it: in other libraries, in recorded graphs, in compiled code on a CPU."""
+    gpu = conditions.device.type == "cuda"
+    if runtime == "torch" or (runtime in ("torch-compile", "torch-kernels") and gpu):
+        where = replace(conditions, device=torch.device("cpu")) if gpu else conditions
+        return peak_bytes(placed(network, where), handed(example, where), call, conditions.device)
+    return None
+
+
+def _layers(
+    networks: Mapping[str, nn.Module], example: Tensor, conditions: Conditions, seconds: float, progress: bool
+) -> list[LayerTime]:
+    original, accelerated = (placed(network, conditions) for network in networks.values())
+    with reporter(progress).stage("timing layers", len(replaced(original, accelerated))) as stage:
+        return layer_times(
+            original,
+            accelerated,
+            handed(example, conditions),
+            seconds=seconds,
+            finish=_finish(conditions.device),
+            step=stage.advance,
+        )
+
+
+def _finish(device: torch.device) -> Callable[[], None]:
+    if device.type != "cuda":
+        return lambda: None
+    return lambda: torch.cuda.synchronize(device)

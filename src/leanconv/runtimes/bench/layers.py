@@ -1,0 +1,155 @@
+"""Time of every replaced layer, before and after: where the saved multiply-accumulates became time and where not.
+
+Each layer is run alone, on an input of the size and layout it had in its network. Timers around layers inside a running
+network would have to stop a GPU before and after every one, and could not take the old and the new layer in turns; run
+alone, both share the machine's moods, and their ratio has an interval. The caches are warmer than in the network.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanconv.network.layers.factored import Factored
+from leanconv.network.recognise import BATCH_NORMS, LAYERS
+from leanconv.network.survey import survey
+from leanconv.runtimes.bench.measure import Ratio, Timing, interleaved, paired_ratio, timing
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTime:
+    """One layer in both networks. MACs are of one image, times of the whole batch."""
+
+    name: str
+    macs_before: int
+    macs_after: int
+    before: Timing
+    after: Timing
+    ratio: Ratio
+
+    @property
+    def theoretical(self) -> float:
+        return self.macs_before / self.macs_after
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "macs_before": self.macs_before,
+            "macs_after": self.macs_after,
+            "macs_ratio": self.theoretical,
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "time_ratio": vars(self.ratio),
+        }
+
+
+@torch.no_grad()
+def layer_times(
+    original: nn.Module,
+    accelerated: nn.Module,
+    example: Tensor,
+    *,
+    seconds: float,
+    finish: Callable[[], None] = lambda: None,
+    step: Callable[[], None] = lambda: None,
+) -> list[LayerTime]:
+    """Of every layer that differs, in the order they run; ``seconds`` are for all together. Both networks in eval mode,
+    where ``example`` is. A batch norm that was folded into the new layer counts as part of the old one."""
+    names = replaced(original, accelerated)
+    norms = {site.name: site.batch_norm for site in survey(original, example[:1], layers="all").sites}
+    old_macs, new_macs = (_macs(network, example[:1], names) for network in (original, accelerated))
+    old_inputs, new_inputs = (_inputs(network, example, names) for network in (original, accelerated))
+    found = []
+    for name in (one for one in old_inputs if new_inputs.get(one)):
+        norm = norms.get(name)
+        before = [original.get_submodule(name)]
+        if norm is not None and not isinstance(accelerated.get_submodule(norm), BATCH_NORMS):
+            before.append(original.get_submodule(norm))
+        calls = {
+            "before": _running(before, old_inputs[name]),
+            "after": _running([accelerated.get_submodule(name)], new_inputs[name]),
+        }
+        times = interleaved(calls, seconds=seconds / len(names), finish=finish).times
+        found.append(
+            LayerTime(
+                name=name,
+                macs_before=old_macs[name],
+                macs_after=new_macs[name],
+                before=timing(times["before"]),
+                after=timing(times["after"]),
+                ratio=paired_ratio(times["before"], times["after"]),
+            )
+        )
+        step()
+    return found
+
+
+def replaced(original: nn.Module, accelerated: nn.Module) -> list[str]:
+    """Paths at which one has a layer and the other has factors, or a layer of another shape."""
+    others = dict(accelerated.named_modules())
+    names = []
+    for name, module in original.named_modules():
+        other = others.get(name)
+        if not isinstance(module, LAYERS) or not isinstance(other, (*LAYERS, Factored)):
+            continue
+        if isinstance(other, Factored) or other.weight.shape != module.weight.shape:
+            names.append(name)
+    return names
+
+
+def _macs(network: nn.Module, image: Tensor, names: list[str]) -> dict[str, int]:
+    """Of each named layer or of all in it."""
+    layers = survey(network, image, layers="all").layers
+    return {name: sum(one.macs for one in layers if f"{one.name}.".startswith(f"{name}.")) for name in names}
+
+
+# Size, strides, dtype of an input; the values do not matter for time, and keeping them could fill the memory.
+_Shape = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+
+def _inputs(network: nn.Module, example: Tensor, names: list[str]) -> dict[str, list[_Shape]]:
+    """What each named layer is given in one run, in the order of the first calls."""
+    seen: dict[str, list[_Shape]] = defaultdict(list)
+
+    def watcher(name: str) -> Callable[[nn.Module, Any], None]:
+        def watch(module: nn.Module, given: Any) -> None:
+            x: Tensor = given[0]
+            seen[name].append((x.shape, x.stride(), x.dtype, x.device))
+
+        return watch
+
+    with _watching({network.get_submodule(name): watcher(name) for name in names}):
+        network(example)
+    return dict(seen)
+
+
+@contextmanager
+def _watching(hooks: dict[nn.Module, Callable[[nn.Module, Any], None]]) -> Iterator[None]:
+    handles = [module.register_forward_pre_hook(hook) for module, hook in hooks.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _running(modules: list[nn.Module], shapes: list[_Shape]) -> Callable[[], None]:
+    given = []
+    for size, strides, dtype, device in shapes:
+        # 0 to 1, without the tiny numbers that some CPUs compute with much more slowly.
+        x = torch.empty_strided(size, strides, dtype=dtype, device=device).uniform_(0, 1)
+        given.append(x)
+
+    def call() -> None:
+        with torch.inference_mode():
+            for x in given:
+                for module in modules:
+                    x = module(x)
+
+    return call

@@ -1,0 +1,147 @@
+"""Times of several callables taken in turns, and what can be said about them: median, interval, noise."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from leanconv.network.user_model import quiet_collector
+
+# Rounds measured: at least, so that an interval means something; at most, beyond which it hardly narrows.
+LEAST, MOST = 5, 2000
+# Warm-up ends when the median of the last three rounds is no longer this much below that of the three before.
+WINDOW, FALL, WARM_UP = 3, 0.05, 30
+# The middle half of the times spans more than this share of the median: the word for it is noisy.
+NOISY = 0.1
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Seconds of every callable, round by round, and how the warm-up before them went."""
+
+    times: dict[str, list[float]]
+    warm_up: int
+    settled: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds of one call: the median with its 95 % interval, and the interquartile range over the median."""
+
+    median: float
+    low: float
+    high: float
+    spread: float
+    rounds: int
+
+    @property
+    def noisy(self) -> bool:
+        return self.spread > NOISY
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "median_ms": 1e3 * self.median,
+            "low_ms": 1e3 * self.low,
+            "high_ms": 1e3 * self.high,
+            "spread": self.spread,
+            "noisy": self.noisy,
+            "rounds": self.rounds,
+        }
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times longer the first takes than the second, with the 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}x (95 % interval {self.low:.2f} to {self.high:.2f})"
+
+
+def interleaved(
+    callables: Mapping[str, Callable[[], Any]],
+    *,
+    seconds: float,
+    finish: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+    seed: int = 0,
+) -> Rounds:
+    """Call all of ``callables`` once a round, in an order drawn anew every round, for about ``seconds``.
+
+    All share the machine's moods that way, and none always runs on the caches the same other one has left.
+    ``finish`` waits for what a call may have left running (a GPU); it is called before and within every timing.
+    """
+    order = list(callables)
+    drawing = random.Random(seed)
+
+    def one_round(times: dict[str, list[float]]) -> None:
+        drawing.shuffle(order)
+        for name in order:
+            finish()
+            started = clock()
+            callables[name]()
+            finish()
+            times[name].append(clock() - started)
+
+    warm: dict[str, list[float]] = {name: [] for name in callables}
+    times: dict[str, list[float]] = {name: [] for name in callables}
+    with quiet_collector():
+        began = clock()
+        rounds, still = 0, False
+        # At least one round, however slow; then until settled, but no longer than the measurement itself.
+        while rounds < WARM_UP and not still and (rounds == 0 or clock() - began < seconds):
+            one_round(warm)
+            rounds += 1
+            still = all(settled(values) for values in warm.values())
+        began, measured = clock(), 0
+        while measured < LEAST or (measured < MOST and clock() - began < seconds):
+            one_round(times)
+            measured += 1
+    return Rounds(times, rounds, still)
+
+
+def settled(times: Sequence[float]) -> bool:
+    """Whether the newest times no longer fall."""
+    if len(times) < 2 * WINDOW:
+        return False
+    before, last = np.median(times[-2 * WINDOW : -WINDOW]), np.median(times[-WINDOW:])
+    return bool(last >= (1 - FALL) * before)
+
+
+def timing(times: Sequence[float], *, seed: int = 0) -> Timing:
+    """The statistics of one callable's times. The interval: rounds drawn anew with replacement, percentiles of the
+    medians."""
+    values = np.asarray(times, dtype=np.float64)
+    low, high = _middle(np.median(values[_draws(len(values), seed)], axis=1))
+    median = float(np.median(values))
+    lower, upper = np.quantile(values, [0.25, 0.75])
+    return Timing(median=median, low=low, high=high, spread=float((upper - lower) / median), rounds=len(values))
+
+
+def paired_ratio(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> Ratio:
+    """Median of ``first`` over median of ``second``. The interval draws whole rounds, both times of a round together:
+    what slowed the machine down for both cancels."""
+    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    drawn = _draws(len(a), seed)
+    low, high = _middle(np.median(a[drawn], axis=1) / np.median(b[drawn], axis=1))
+    return Ratio(float(np.median(a) / np.median(b)), low, high)
+
+
+def _draws(rounds: int, seed: int) -> Any:
+    """RESAMPLES x rounds: which rounds each resample holds."""
+    return np.random.default_rng(seed).integers(rounds, size=(RESAMPLES, rounds))
+
+
+def _middle(values: Any) -> tuple[float, float]:
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)

@@ -1,0 +1,162 @@
+"""From a network to torch.export's program, with as many free axes as the network allows."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from leanconv.errors import LeanconvError, warn
+from leanconv.network.torchvision_detectors import kind_of
+from leanconv.network.user_model import check_model, copied
+from leanconv.runtimes.export.trial import Failed, said, tensors
+
+T = TypeVar("T")
+# Names of the axes behind batch and channels, by how many an input has.
+SIZES = {3: ("length",), 4: ("height", "width"), 5: ("depth", "height", "width")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A file, and what is known about it."""
+
+    path: Path
+    format: str
+    input: tuple[int | str, ...]  # free axes by name
+    dtype: str
+    checked: tuple[tuple[int, ...], ...]  # shapes it was run on
+    difference: float | None  # largest relative one from the network in torch, where it was checked
+    opset: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        size = self.path.stat().st_size
+        return vars(self) | {"path": str(self.path), "bytes": size}
+
+
+def prepared(
+    model: nn.Module, example: Tensor, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> tuple[nn.Module, Tensor]:
+    """A copy of ``model`` to be traced, in eval mode, and ``example`` where and as the network takes it."""
+    check_model(model)
+    if kind_of(model) is not None:
+        raise LeanconvError(
+            f"{type(model).__name__} is a detector, whose number of boxes depends on the picture, which torch.export "
+            "does not take; export its backbone (model.backbone) instead."
+        )
+    if not isinstance(example, Tensor) or example.dim() < 2 or not example.numel():
+        given = f"shape {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
+        raise LeanconvError(f"example is of {given}; give a batch of images as one tensor, such as 1 x 3 x 224 x 224.")
+    network = copied(model).eval().requires_grad_(False).to(device=device, dtype=dtype)
+    first = next((p for p in network.parameters() if p.is_floating_point()), None)
+    example = example.detach()
+    if first is not None:
+        example = example.to(first.device, first.dtype if example.is_floating_point() else None)
+    try:
+        with torch.no_grad():
+            answers = tensors(network(example))
+    except Exception as error:
+        shape = " x ".join(map(str, example.shape))
+        raise LeanconvError(
+            f"the network fails on an input of {shape} ({said(error)}); give an example of the size and channels it "
+            "takes."
+        ) from error
+    if not any(bool(answer.any()) for answer in answers):
+        warn("the network answers 0 whatever it is given, so the check says nothing; are its weights the trained ones?")
+    return network, example
+
+
+def freest(
+    example: Tensor, what: str, attempt: Callable[[dict[int, str]], T], *, batch: bool = True, sizes: bool = True
+) -> T:
+    """The first of these that works: batch and sizes free, batch free, all fixed; without those that are not asked for.
+    Says in one line what had to be fixed."""
+    names = SIZES.get(example.dim(), ()) if batch and sizes and example.is_floating_point() else ()
+    first = {0: "batch"}
+    forms = ([first | dict(enumerate(names, 2))] if names else []) + ([first] if batch else []) + [{}]
+    size = " x ".join(map(str, example.shape[2:]))
+    words = {1: f"the image size ({size})", 0: f"the batch ({len(example)}) and the image size ({size})"}
+    reason = None
+    for free in forms:
+        try:
+            found = attempt(free)
+        except Failed as error:
+            reason = reason or error
+            if not free:
+                raise LeanconvError(f"{what} cannot be written: {error}; nothing was left behind.") from error
+            continue
+        if reason is not None:
+            warn(f"{what} fixes {words[len(free)]}: {reason}.")
+        return found
+    raise AssertionError("the last form is the fixed one")
+
+
+def traced(model: nn.Module, example: Tensor, free: dict[int, str]) -> torch.export.ExportedProgram:
+    """torch.export's program with the axes of ``free`` open."""
+    if free:  # a batch of one would be taken for fixed
+        example = example[[0, min(1, len(example) - 1)]]
+    shapes: Any = (dict.fromkeys(free, torch.export.Dim.DYNAMIC),) if free else None
+    try:
+        with quiet(), plain_attention():
+            program = torch.export.export(model, (example,), dynamic_shapes=shapes)
+    except Exception as error:
+        raise Failed(f"torch.export does not take it with {_listed(free)} ({said(error)})") from error
+    _drop_stand_ins(program)
+    return program
+
+
+def _drop_stand_ins(program: torch.export.ExportedProgram) -> None:
+    """A network may have asked a replaced layer for the weight it no longer has, and used its dtype alone. The stand-in
+    is not a number, which torch before 2.9 cannot write to a file. Nothing else goes: torch takes blocks that only
+    change something in place for dead code."""
+    # A block of the forward under torch.no_grad() is a graph in the graph.
+    graphs = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    for module in graphs:
+        for node in reversed(module.graph.nodes):
+            if node.target in (torch.ops.aten.full.default, torch.ops.aten.expand.default) and not node.users:
+                module.graph.erase_node(node)
+        module.recompile()
+
+
+def _listed(free: dict[int, str]) -> str:
+    return f"a free {', '.join(free.values())}" if free else "all axes fixed"
+
+
+def shape_of(example: Tensor, free: dict[int, str]) -> tuple[int | str, ...]:
+    return tuple(free.get(axis, size) for axis, size in enumerate(example.shape))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Exporters print graphs and advice to their own developers; what matters of it comes as an error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            open(os.devnull, "w") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def plain_attention() -> Iterator[None]:
+    """Attention in ordinary operations: torch's fast path in eval mode is one that no other runtime has."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

@@ -1,0 +1,116 @@
+"""How many samples a layer needs: the error of its linear fit on images it has not seen, for more and more samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leanconv.solve.holdout import Parts
+from leanconv.solve.moments import chunks
+from leanconv.solve.reduced_rank import Regressor, linear
+from leanconv.solve.response_space import ResponseSpace
+from leanconv.solve.sums import Sums
+
+# Twice the samples help where they lower the error on unseen images by this share of it.
+TOLERANCE = 0.01
+
+# Nobody needs a relative error under this one lowered; rounding and pseudo-samples have a share in it.
+NEGLIGIBLE = 1e-3
+
+# With fewer rows there is nothing to save.
+FEWEST_ROWS = 2000
+
+# Fits are to so many of each eight rows.
+STEPS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """What is fitted: ``z`` from ``y``, both n x d, as ``reduced_rank`` does it; the symmetric case, PCA, where z is y.
+
+    The unknowns are d x m: m = d, or the dimensions of a ``space`` with a basis, or the width of its inputs.
+    """
+
+    z: Tensor
+    y: Tensor
+    space: ResponseSpace
+
+
+@dataclass(frozen=True)
+class Enough:
+    """``rows`` to fit to, of all. ``curve``: rows fitted to and relative error on those held out, as far as it was
+    looked at. ``enough``: whether twice as many as ``rows`` hardly help; if not, these are all."""
+
+    rows: int
+    curve: tuple[tuple[int, float], ...]
+    enough: bool
+
+    def times(self, factor: float, most: int) -> Enough:
+        """So many times as many, of ``most``."""
+        wanted = round(factor * self.rows)
+        return replace(self, rows=min(wanted, most), enough=self.enough and wanted <= most)
+
+
+def enough(regressions: Sequence[Regression], rank: int, parts: Parts) -> Enough | None:
+    """The smallest share of the rows after which doubling lowers the held-out error by less than ``TOLERANCE``.
+
+    ``regressions`` share their rows, of which ``parts`` are, and their rank; their squared errors add up. Not under
+    ``FEWEST_ROWS``; None where there are fewer.
+
+    Every fit has the rows of the one before it, whose sums go on: cost n m (d + m) multiply-adds and O(d^3) a
+    fit, less where few are enough: larger fits are not made then.
+    """
+    rows = len(regressions[0].y)
+    if rows < FEWEST_ROWS:
+        return None
+    fitted, held = parts
+    order = _drawn(len(fitted))
+    size = sum(float(torch.linalg.vector_norm(one.z[held], dtype=torch.float64)) ** 2 for one in regressions)
+    curve: list[tuple[int, float]] = []
+    sums: list[Sums] = []
+    for before, step in zip((0, *STEPS), STEPS, strict=False):
+        more = [_sums(one, fitted[(order >= before) & (order < step)]) for one in regressions]
+        sums = [one.joined(new) for one, new in zip(sums, more, strict=True)] if sums else more
+        pairs = zip(regressions, sums, strict=True)
+        error = (sum(_squared_error(*pair, rank, held) for pair in pairs) / size) ** 0.5 if size else 0.0
+        curve.append((sums[0].moments.count, error))
+        last = curve[-2][1] if before else float("inf")
+        if last < NEGLIGIBLE or last - error < TOLERANCE * last:
+            return Enough(max(rows * before // STEPS[-1], FEWEST_ROWS), tuple(curve), True)
+    return Enough(rows, tuple(curve), False)
+
+
+def thinned(rows: int, count: int) -> Tensor:
+    """``count`` of the ``rows``, rising: one, drawn, of each of as many runs. Every so many-th would be, where rows are
+    all positions of a map, the same few columns of each image, its border among them."""
+    edges = torch.arange(count + 1) * rows // count
+    drawn = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return edges[:-1] + (drawn * edges.diff()).long()
+
+
+def _drawn(rows: int) -> Tensor:
+    """The places of each eight neighbours in a drawn order: those under k are k of each eight."""
+    runs = -(-rows // STEPS[-1])
+    order = torch.rand(runs, STEPS[-1], generator=torch.Generator().manual_seed(0)).argsort(dim=1)
+    return order.flatten()[:rows]
+
+
+def _sums(of: Regression, rows: Tensor) -> Sums:
+    rows = rows.to(of.y.device)
+    y = of.y[rows]
+    return Sums.of(y if of.z is of.y else of.z[rows], y, of.space.at(rows).coordinates(y))
+
+
+def _squared_error(of: Regression, sums: Sums, rank: int, held: Tensor) -> float:
+    """Of the fit to the samples of ``sums``, on rows ``held`` out: sum ||z - (M x + b)||^2."""
+    nobody = torch.empty(0, len(of.space.prior), dtype=of.y.dtype)  # coordinates are made where they are looked at
+    fitted = linear(sums, rank, Regressor.with_moments(sums.moments, nobody, of.space), of.y.dtype)
+    total = 0.0
+    for span in chunks(len(held), of.y.device):
+        rows = held[span].to(of.y.device)
+        left = fitted(of.space.at(rows).coordinates(of.y[rows])) - of.z[rows]
+        total += float(torch.linalg.vector_norm(left, dtype=torch.float64)) ** 2
+    return total

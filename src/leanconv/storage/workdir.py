@@ -1,0 +1,281 @@
+"""The state of a run in a folder: what was measured and solved survives the process that did it.
+
+    leanconv-work.json    the arguments, and whether the run is finished
+    statistics/           sampled responses of the original network, raw numbers, and what they are
+    spectra.json          what ranks are chosen by
+    sensitivity.json      and what the output feels of every layer, with ranks="sensitivity"
+    solved/               a safetensors file a site, in the order they were solved
+    distilling/           the state of the training with refine="distill"
+
+Files appear whole or not at all: they are written under another name, flushed and renamed. A lock on the folder
+itself, which the system lets go when the process ends, keeps a second process out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from leanconv._version import __version__
+from leanconv.calibrate.batches import Batches
+from leanconv.config import Options
+from leanconv.errors import LeanconvError
+from leanconv.forms.fit import Fit, Outcome
+from leanconv.network.function_trace import tensors
+from leanconv.network.replace import Factors
+from leanconv.system.folder_lock import lock_folder
+
+log = logging.getLogger("leanconv")
+
+FORMAT = "leanconv-work"
+VERSION = 1
+STATE, SAMPLES, FACTS = "leanconv-work.json", "statistics", "statistics/facts.json"
+SPECTRA, SENSITIVITY, SOLVED, DISTILLING = "spectra.json", "sensitivity.json", "solved", "distilling"
+PART = ".part"  # the end of the name of what is being written
+OLD = ".old"  # and of what is being removed
+REMOVED = (SAMPLES, SPECTRA, SENSITIVITY, SOLVED, DISTILLING)
+# All that may be so called.
+OWN = (STATE, SAMPLES, SPECTRA, SENSITIVITY, *(f"{name}{OLD}" for name in REMOVED))
+
+# Arguments the statistics depend on.
+BASIS = ("model", "images", "all images", "device", "samples", "seed", "leanconv", "torch")
+
+
+class Workdir:
+    """An opened and locked folder. ``close`` when done."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder)
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_folder(self.folder)
+        parts = [self.folder / f"{name}{PART}" for name in OWN] + list((self.folder / SOLVED).glob(f"*{PART}"))
+        if not (self.folder / STATE).exists() and any(item not in parts for item in self.folder.iterdir()):
+            self.close()
+            raise LeanconvError(
+                f"workdir={str(folder)!r} holds other files and no earlier run; give a new or empty folder."
+            )
+        for left in parts:  # of a process that was killed
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def begin(self, given: dict[str, Any], options: Options) -> None:
+        """Start a run of these arguments or go on with it; refuse, by name, what does not go with what is here."""
+        wanted = {**given, "leanconv": __version__, "torch": torch.__version__, **options.to_json()}
+        run = {key: value for key, value in wanted.items() if key not in BASIS}
+        # What a solved layer depends on: distillation comes behind. Ranks found by timing are others every time.
+        solving = run if options.target is not None else {**run, "refine": options.closed_form, "steps": None}
+        basis = {key: wanted[key] for key in BASIS}
+        known = self._load(STATE)
+        if known is not None:
+            for part in ("run", "solving"):  # of a folder from before there were steps, and sweeps
+                known[part] = {"steps": None, "sweeps": 0, **known.get(part, {})}
+            known["basis"] = {"all images": True, **known["basis"]}  # of one from before any were put aside
+            other = basis["all images"] != known["basis"]["all images"]
+            self._compare({**basis, "all images": known["basis"]["all images"]}, known["basis"], "statistics of a run")
+            if known["finished"] and run != known["run"]:
+                self._remove(DISTILLING)
+                if solving != known.get("solving"):
+                    self._remove(SOLVED)
+            else:
+                self._compare(run, known["run"], "an unfinished run")
+            if other:  # distilled from few images, or not: nothing that was measured serves both
+                log.warning(
+                    "workdir=%r holds what was measured on another part of these images than refine=%r fits so few of "
+                    "them with: it is measured anew, in place of that. A folder for each would keep both.",
+                    str(self.folder),
+                    wanted["refine"],
+                )
+                for part in (DISTILLING, SOLVED, SENSITIVITY, SPECTRA, SAMPLES):
+                    self._remove(part)
+                known = None
+        finished = known is not None and known["finished"] and run == known["run"]
+        self._state = {"basis": basis, "run": run, "solving": solving, "finished": finished}
+        self._store(STATE, self._state)
+
+    def finish(self) -> None:
+        self._store(STATE, {**self._state, "finished": True})
+
+    def _compare(self, wanted: dict[str, Any], known: dict[str, Any], what: str) -> None:
+        words = {"model": "weights or layers", "images": "images or batches"}
+        for key, value in wanted.items():
+            if value != known.get(key):
+                if key in ("model", "images"):
+                    raise LeanconvError(
+                        f"workdir={str(self.folder)!r} holds {what} with other {words[key]}; give the same again, "
+                        "or another workdir."
+                    )
+                raise LeanconvError(
+                    f"workdir={str(self.folder)!r} holds {what} with {key}={known.get(key)!r}, but {key}={value!r} was "
+                    "given; give the same arguments, or another workdir."
+                )
+
+    @contextmanager
+    def new_samples(self) -> Iterator[Path]:
+        """A folder for samples, which takes its place when the block ends well; with ``describe`` before that."""
+        part = self.folder / f"{SAMPLES}{PART}"
+        with self._writing():
+            part.mkdir()
+            try:
+                yield part
+                self._flush(part)
+            except BaseException:
+                self._remove(part.name)  # half of them are of no use, and take room
+                raise
+            self._remove(SAMPLES)
+            part.rename(self.samples)
+
+    @property
+    def samples(self) -> Path:
+        return self.folder / SAMPLES
+
+    def describe(self, sites: dict[str, Any], largest: int | None, images: int) -> None:
+        """What the files in the new folder are, what batches were cut to and how many images there were."""
+        facts = {"sites": sites, "largest": largest, "images": images}
+        self._store(FACTS.replace(SAMPLES, f"{SAMPLES}{PART}"), facts)
+
+    def described(self) -> tuple[dict[str, Any], int | None, int | None]:
+        """As an earlier run described it; nothing where there is nothing. Older folders do not count their images."""
+        facts = self._load(FACTS) or {"sites": {}, "largest": None}
+        return facts["sites"], facts["largest"], facts.get("images")
+
+    def keep_spectra(self, spectra: dict[str, Any]) -> None:
+        self._store(SPECTRA, {"spectra": spectra})
+
+    def spectra(self) -> dict[str, Any]:
+        return (self._load(SPECTRA) or {"spectra": {}})["spectra"]  # type: ignore[no-any-return]
+
+    def keep_sensitivity(self, layers: dict[str, Any]) -> None:
+        self._store(SENSITIVITY, {"layers": layers})
+
+    def sensitivity(self) -> dict[str, Any]:
+        return (self._load(SENSITIVITY) or {"layers": {}})["layers"]  # type: ignore[no-any-return]
+
+    def solved(self, device: torch.device) -> dict[str, Fit]:
+        """The sites solved so far."""
+        found: dict[str, Fit] = {}
+        for path in sorted((self.folder / SOLVED).glob("*.safetensors")):
+            try:
+                with safetensors.safe_open(path, "pt", device=str(device)) as file:
+                    facts = json.loads(file.metadata()["leanconv"])
+                    weights = [file.get_tensor(f"weight{number}") for number in range(facts["weights"])]
+                    bias = file.get_tensor("bias")
+            except (OSError, safetensors.SafetensorError, KeyError, ValueError) as error:
+                raise LeanconvError(f"{str(path)!r} is damaged ({type(error).__name__}); delete it.") from None
+            counted = facts.get("samples", 0), facts.get("enough"), facts.get("needed")  # older files lack them
+            found[facts["name"]] = Fit(Factors(tuple(weights), bias), Outcome(facts["error"], *counted))
+        return found
+
+    def keep_solved(self, number: int, name: str, fit: Fit) -> None:
+        weights = fit.factors.weights
+        held = {f"weight{i}": weight.contiguous() for i, weight in enumerate(weights)} | {"bias": fit.factors.bias}
+        facts = json.dumps({"name": name, "weights": len(weights), **asdict(fit.outcome)})
+        with self._writing():
+            place = self.folder / SOLVED
+            place.mkdir(exist_ok=True)
+            part = place / f"{number:05d}{PART}"
+            safetensors.torch.save_file(held, part, {"leanconv": facts})
+            self._rename(part, place / f"{number:05d}.safetensors")
+
+    @property
+    def distilling(self) -> Path:
+        return self.folder / DISTILLING
+
+    def _load(self, name: str) -> dict[str, Any] | None:
+        try:
+            data: dict[str, Any] = json.loads((self.folder / name).read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise LeanconvError(
+                f"workdir={str(self.folder)!r}: {name} cannot be read ({type(error).__name__}); delete the folder."
+            ) from None
+        if data.get("format") != FORMAT or data.get("version") != VERSION:
+            raise LeanconvError(
+                f"workdir={str(self.folder)!r} was written by another version of leanconv; give another folder."
+            )
+        return data
+
+    def _store(self, name: str, data: dict[str, Any]) -> None:
+        with self._writing():
+            part = self.folder / f"{name}{PART}"
+            part.write_text(json.dumps({**data, "format": FORMAT, "version": VERSION}))
+            self._rename(part, self.folder / name)
+
+    def _remove(self, name: str) -> None:
+        """Renamed first: a folder is there or not, never half."""
+        with contextlib.suppress(FileNotFoundError):
+            gone = self.folder / f"{name}{OLD}{PART}"
+            (self.folder / name).rename(gone)
+            if gone.is_dir():
+                shutil.rmtree(gone)
+            else:
+                gone.unlink()
+
+    def _rename(self, part: Path, place: Path) -> None:
+        self._flush(part)
+        part.rename(place)
+
+    def _flush(self, path: Path) -> None:
+        for item in [*path.iterdir(), path] if path.is_dir() else [path]:
+            handle = os.open(item, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, safetensors.SafetensorError) as error:
+            said = getattr(error, "strerror", None) or str(error)
+            raise LeanconvError(
+                f"cannot write to workdir={str(self.folder)!r}: {said}; make room or give another folder, what was "
+                "done so far is kept."
+            ) from error
+
+
+def digest_of_model(model: nn.Module) -> str:
+    """Its layers as they print, and names, shapes and numbers of everything the network keeps."""
+    total = hashlib.sha256(repr(model).encode())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        _add(total, tensor)
+    return total.hexdigest()
+
+
+def digest_of_images(batches: Batches) -> list[tuple[int, str]]:
+    """One for each batch, with the number of its first image."""
+    found = []
+    for batch in batches:
+        total = hashlib.sha256()
+        for tensor in tensors(batch.pieces):
+            total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+            _add(total, tensor)
+        found.append((batch.first, total.hexdigest()))
+    return found
+
+
+def _add(total: Any, tensor: Tensor) -> None:
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    total.update(flat.numpy())

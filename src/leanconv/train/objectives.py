@@ -1,0 +1,205 @@
+"""What training makes small: the error against labels, or the distance to the original network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from leanconv.errors import LeanconvError
+from leanconv.evaluation.classification import class_scores
+from leanconv.network.function_trace import tensors
+
+Maps = dict[str, list[Tensor]]  # of a place, one a call
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Of every image (n): ``loss``, and whether the network was ``right``: its first answer is the label, or that of
+    the original; None where there is no such thing."""
+
+    loss: Tensor
+    right: Tensor | None
+
+
+class Goal(Protocol):
+    right: str  # what being right means
+
+    def __call__(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged:
+        """``labels`` where they were made: looking at them on a GPU would wait for it."""
+
+
+class WithGoal(nn.Module):
+    """A network together with its goal. DistributedDataParallel looks for the weights that are not used in what comes
+    out of it: that must be the loss, since a goal need not look at the network's answer."""
+
+    def __init__(self, network: nn.Module, goal: Goal):
+        super().__init__()
+        self.network, self.goal = network, goal
+
+    def forward(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        judged = self.goal(self.network, images, labels)
+        return judged.loss, judged.right
+
+
+class Supervised:
+    """Cross entropy with the labels."""
+
+    right = "top-1"
+
+    def __call__(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged:
+        assert labels is not None
+        output = network(images)
+        # Networks with auxiliary heads answer with several tensors while they train; these are the answer.
+        scores = class_scores(getattr(output, "logits", output)).float()
+        outside = (labels < 0) | (labels >= scores.shape[1])
+        if bool(outside.any()):
+            wrong = int(labels[outside][0])
+            raise LeanconvError(
+                f"there is a label {wrong}, but the network has {scores.shape[1]} outputs (classes 0 to "
+                f"{scores.shape[1] - 1}); give labels that match."
+            )
+        wanted = labels.to(scores.device, non_blocking=True)
+        return Judged(F.cross_entropy(scores, wanted, reduction="none"), scores.argmax(1) == wanted)
+
+
+class Distillation:
+    """Feature maps and outputs as the original network has them, without labels.
+
+    Loss of an image: the mean, over the ``places``, of ||f - f~||^2 / ||f||^2, plus ``outputs`` times the KL divergence
+    of the class scores (relative squared distance of outputs that are none). At a place (a module of both networks) the
+    two have the same meaning: the response of a layer that was replaced.
+
+    Feature maps alone are the better goal: every position of every map of an image says something, where the class
+    scores say little that the original has not learnt by heart, and a few images are fitted at the cost of all others.
+    """
+
+    right = "agreement"
+
+    def __init__(self, original: nn.Module, places: Sequence[str], outputs: float):
+        self.original, self.outputs = original, outputs
+        self.places = tuple(places)
+
+    def __call__(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged:
+        with torch.no_grad(), _watched(self.original, self.places) as wanted:
+            answer = self.original(images)
+        with _watched(network, self.places) as found:
+            given = network(images)
+        distances = self._distances(found, wanted, len(images))
+        if not self.outputs:
+            # The divergence is not even multiplied by zero: where a head has no finite slope that would be NaN.
+            return Judged(torch.stack(distances).mean(0), _same_answer(given, answer))
+        loss = self.outputs * _divergence(given, answer, len(images))
+        if distances:
+            loss = loss + torch.stack(distances).mean(0)
+        return Judged(loss, _same_answer(given, answer))
+
+    def _distances(self, found: Maps, wanted: Maps, count: int) -> list[Tensor]:
+        """Of every place whose maps go image by image: those behind a detector's boxes do not."""
+        distances = []
+        for place in self.places:
+            pairs = list(zip(found[place], wanted[place], strict=True))
+            if all(len(b) == count for _, b in pairs):
+                distances.append(torch.stack([_relative(a, b) for a, b in pairs]).mean(0))
+        if self.places and not distances:
+            raise LeanconvError("no feature map of a replaced layer goes image by image; give features=0.")
+        return distances
+
+
+def _are_scores(given: Any, answer: Any) -> bool:
+    """Whether both are class scores, n x classes."""
+    if not (isinstance(answer, Tensor) and answer.dim() == 2 and answer.shape[1] > 1 and isinstance(given, Tensor)):
+        return False
+    if given.shape != answer.shape:
+        raise LeanconvError(
+            f"the network answers {tuple(given.shape)} where the original answers {tuple(answer.shape)}; give the "
+            "network that was accelerated."
+        )
+    return True
+
+
+def _same_answer(given: Any, answer: Any) -> Tensor | None:
+    return given.argmax(1) == answer.argmax(1) if _are_scores(given, answer) else None
+
+
+def _divergence(given: Any, answer: Any, count: int) -> Tensor:
+    """Of every image: the KL divergence of class scores, the relative squared distance of outputs that are none."""
+    if _are_scores(given, answer):
+        scores, wanted = given.float().log_softmax(1), answer.float().log_softmax(1)
+        return F.kl_div(scores, wanted, reduction="none", log_target=True).sum(1)
+    pairs = list(zip(tensors(given), tensors(answer), strict=True))
+    fitting = [(a, b) for a, b in pairs if b.is_floating_point() and b.dim() and a.shape == b.shape and len(b) == count]
+    if not fitting:
+        raise LeanconvError(
+            "the network's outputs hold nothing that goes image by image and fits the original's; distillation "
+            "compares outputs."
+        )
+    return torch.stack([_relative(a, b) for a, b in fitting]).mean(0)
+
+
+def _relative(found: Tensor, wanted: Tensor) -> Tensor:
+    """||f - f~||^2 / ||f||^2 of every image."""
+    if found.shape != wanted.shape:
+        raise LeanconvError(
+            f"a layer responds with {tuple(found.shape)} where that of the original responds with "
+            f"{tuple(wanted.shape)}; give the network that was accelerated, or features=0."
+        )
+    # A map of the original may be zero on some image: a small share of the network's own keeps the quotient finite.
+    size = torch.maximum(_squared(wanted), 1e-3 * _squared(found.detach())).clamp_min(torch.finfo(torch.float32).tiny)
+    distance: Tensor = _Distance.apply(found, wanted, size)
+    return distance
+
+
+def _squared(x: Tensor) -> Tensor:
+    """||x||^2 of every image, in single precision at least, without a copy in it or in another layout: of large maps
+    either would take longer than the rest."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if x.dim() == 1:  # a number an image
+        return x.to(dtype).square()
+    norm: Tensor = torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim())), dtype=dtype)
+    return norm.square()
+
+
+class _Distance(torch.autograd.Function):
+    """||f~ - f||^2 / size of every image. The slope, 2 (f~ - f) / size, is one product in the layout of the map, where
+    torch's own way through the norm takes several over numbers in single precision."""
+
+    @staticmethod
+    def forward(ctx: Any, found: Tensor, wanted: Tensor, size: Tensor) -> Tensor:
+        gap = found - wanted
+        ctx.save_for_backward(gap, size)
+        return _squared(gap) / size
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        gap, size = ctx.saved_tensors
+        scale = (2 * slope / size).view(-1, *(1 for _ in gap.shape[1:]))
+        # bfloat16 has the exponents of float32, float16 has not.
+        return (gap * (scale if gap.dtype == torch.float16 else scale.to(gap.dtype))).to(gap.dtype), None, None
+
+
+@contextmanager
+def _watched(network: nn.Module, places: Sequence[str]) -> Iterator[Maps]:
+    """Outputs of the modules at ``places``, one a call, as they are when the network is done: behind an activation in
+    place."""
+    seen: Maps = {place: [] for place in places}
+
+    def hook(place: str) -> Any:
+        def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            seen[place].append(output)
+
+        return note
+
+    handles = [network.get_submodule(place).register_forward_hook(hook(place)) for place in places]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()

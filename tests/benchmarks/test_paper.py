@@ -1,0 +1,84 @@
+"""The paper's experiments run from end to end, on a network and pictures that take seconds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from leanconv.models import initialise
+from leanconv.solve import spatial_sgd
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+import paper  # noqa: E402
+import paper_data  # noqa: E402
+
+
+def tiny_vgg() -> nn.Module:
+    """Thirteen convolutions, eight filters each."""
+    layers: list[nn.Module] = []
+    for number in range(13):
+        layers += [nn.Conv2d(8 if number else 3, 8, 3, padding=1), nn.ReLU()]
+    return initialise(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10))).eval()
+
+
+@pytest.fixture(scope="module")
+def subject() -> paper_data.Subject:
+    torch.manual_seed(0)
+    images = torch.randn(24, 3, 8, 8)
+    tuning = {"epochs": 1, "batch": 12, "holdout": 0.0}
+    return paper_data.Subject(
+        name="tiny",
+        title="Tiny",
+        model=tiny_vgg(),
+        device="cpu",
+        calibration=[images],
+        training=(images, torch.arange(24) % 10),
+        pictures=[images],
+        labels=torch.arange(24) % 10,
+        error="top1",
+        speedups=(2.0,),
+        layer_speedups=(2,),
+        group_speedups=(2,),
+        tuning=tuning,
+        scratch=tuning,
+        supervised=tuning,
+    )
+
+
+@pytest.mark.parametrize("name", list(paper.TABLES))
+def test_every_table_is_made_and_drawn(
+    name: str, subject: paper_data.Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plots = pytest.importorskip("paper_plots", exc_type=ImportError)
+    monkeypatch.setattr(spatial_sgd.reconstruct, "__kwdefaults__", {"steps": 2, "seed": 0})
+    paper.run(name, subject, tmp_path, "python benchmarks/paper.py")
+    path = tmp_path / "tiny" / f"{name}.json"
+    table = json.loads(path.read_text())
+    assert all(len(row) == len(table["heads"]) for row in table["rows"])
+    assert path.with_suffix(".md").read_text().count("|\n") == len(table["rows"]) + 2
+    plots.draw(table, path)
+    assert path.with_suffix(".png").stat().st_size > 5000
+
+
+def test_tables_measured_in_parts_are_put_together(subject: paper_data.Subject, tmp_path: Path) -> None:
+    for part in ("a", "b"):
+        paper.run("3d", subject, tmp_path / part, f"command {part}")
+    parts = [tmp_path / "a", tmp_path / "b"]
+    tables = [json.loads((part / "tiny" / "3d.json").read_text()) for part in parts]
+    paper.merge(parts, tmp_path / "whole")
+    whole = json.loads((tmp_path / "whole" / "tiny" / "3d.json").read_text())
+    assert whole["rows"] == tables[0]["rows"] + tables[1]["rows"]
+    assert whole["command"] == "command a, command b"
+    assert (tmp_path / "whole" / "tiny" / "3d.md").read_text().startswith("`command a, command b`")
+
+
+def test_the_page_names_every_table() -> None:
+    page = (BENCHMARKS.parent / "docs" / "paper.md").read_text()
+    assert all(f"| `{name}` |" in page for name in paper.TABLES)

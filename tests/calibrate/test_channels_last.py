@@ -1,0 +1,192 @@
+"""Images go through the networks channels-last, where these take them and the device is quicker so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from leanconv.calibrate.batches import Batch, take
+from leanconv.calibrate.positions import Chosen
+from leanconv.calibrate.probes import Probe
+from leanconv.calibrate.processes import Team
+from leanconv.calibrate.streaming import partition as cutting_module
+from leanconv.calibrate.streaming.partition import suits_channels_last
+from leanconv.pipeline import engine as engine_module
+from tests.calibrate.test_streaming import Centres, assert_equal, assert_same, residual_network, run
+from tests.conftest import plain_network, smooth_images
+
+
+def layouts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of every site's input and output that is looked at from now on: whether it is channels-last."""
+    seen: list[bool] = []
+    for usual in (Probe.from_input, Probe.outputs):
+
+        def noted(self: Probe, x: Tensor, chosen: Chosen, usual: Any = usual) -> Tensor:
+            seen.append(x.is_contiguous(memory_format=torch.channels_last))
+            return usual(self, x, chosen)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(Probe, usual.__name__, noted)
+    return seen
+
+
+def as_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No network is given its images channels-last any more."""
+    monkeypatch.setattr(engine_module, "suits_channels_last", lambda *_: False)
+
+
+@pytest.mark.parametrize("make", [plain_network, residual_network])
+@pytest.mark.parametrize("other", [{}, {"scheme": "spatial"}, {"solver": "linear", "refine": "none"}])
+def test_on_a_cpu_images_go_through_channels_last_and_nothing_else_is_so(
+    make: Callable[[], nn.Module], other: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, seen = smooth_images(24, 32), layouts(monkeypatch)
+    before = images.clone()
+    found = run(make(), images, **other)
+    assert seen
+    assert all(seen)
+    assert torch.equal(images, before)
+    assert images.is_contiguous()
+    assert all(tensor.is_contiguous() for tensor in found.model.state_dict().values())
+    as_given(monkeypatch)
+    seen.clear()
+    assert_same(found, run(make(), images, **other), 1e-4)
+    assert not any(seen)
+
+
+@pytest.mark.parametrize("limit", [1, 100_000])
+def test_little_memory_keeps_channels_last_frontiers(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = residual_network(), smooth_images(24, 32)
+    whole, seen = run(model, images), layouts(monkeypatch)
+    assert_equal(whole, run(model, images, memory=limit))
+    assert all(seen)
+
+
+def test_channels_last_images_of_the_users_own_are_left_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, seen = smooth_images(24, 32), layouts(monkeypatch)
+    found = run(plain_network(), images.to(memory_format=torch.channels_last))
+    as_given(monkeypatch)
+    assert_equal(found, run(plain_network(), images.to(memory_format=torch.channels_last)))
+    assert all(seen)
+
+
+class Views(nn.Module):
+    """Takes no channels-last maps, in its own way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        network = plain_network()
+        self.first, self.rest, self.way = network[:3], network[3:], way
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        size, channels, height, width = x.shape
+        if self.way == "flat":
+            x = x.view(size, -1).view(x.shape)
+        elif self.way == "several":  # a single image's maps can be viewed like this
+            x = x.view(-1, height, width).view(x.shape)
+        elif self.way == "memory":  # no error: other numbers
+            x = x.as_strided(x.shape, (channels * height * width, height * width, width, 1))
+        return self.rest(x)  # type: ignore[no-any-return]
+
+
+def test_a_plain_run_to_compare_with_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, usual = [], cutting_module._pass
+
+    def counted(model: nn.Module, batch: Batch, *rest: Any) -> None:
+        plain.append(batch.size == 2 and not batch.channels_last)
+        usual(model, batch, *rest)
+
+    monkeypatch.setattr(cutting_module, "_pass", counted)
+    run(Views("flat").eval(), smooth_images(24, 32))
+    assert len(plain) > 1
+    assert plain.count(True) == 1
+
+
+@pytest.mark.parametrize("way", ["flat", "several", "memory"])
+def test_a_network_that_takes_no_channels_last_maps_gets_its_images_as_they_are(
+    way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, images, seen = Views(way).eval(), smooth_images(24, 32), layouts(monkeypatch)
+    with caplog.at_level(logging.WARNING, "leanconv"):
+        found = run(model, images)
+    assert caplog.text == ""  # it is cut
+    assert seen
+    assert not any(seen)
+    as_given(monkeypatch)
+    assert_equal(found, run(model, images))
+
+
+def test_images_of_another_size_than_was_tried_go_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(Views):
+        def forward(self, x: Tensor) -> Tensor:
+            self.way = "flat" if x.shape[3] % 2 else "none"
+            return super().forward(x)
+
+    seen = layouts(monkeypatch)
+    assert run(Odd("none").eval(), [smooth_images(8, 16), smooth_images(4, 16)[..., :15]]).speedup >= 2.0
+    assert set(seen) == {True, False}
+
+
+@pytest.mark.parametrize("size", [2, 3, 16])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_kind_of_a_channels_last_batch_is_that_of_its_copy_however_it_is_cut_or_joined(
+    size: int, channels: int
+) -> None:
+    images = smooth_images(24, 16, channels)
+    batches = take(list(images.split(6)))
+    batches.channels_last(batches.sample())
+    (batches.cut if size < 6 else batches.join)(size)
+    assert sum(batch.size for batch in batches) == 24
+    for batch in batches:
+        given = batch.on(torch.device("cpu"))
+        assert batch.kind == ((tuple(given.shape), given.stride(), given.dtype),)
+        assert given.stride()[1] == 1
+        assert torch.equal(given, images[batch.first : batch.first + batch.size])
+
+
+def test_where_one_process_cannot_none_takes_its_images_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, seen = Team.words, layouts(monkeypatch)
+    monkeypatch.setattr(Team, "words", lambda self, word: [True, False] if word is True else usual(self, word))
+    run(plain_network(), smooth_images(24, 32))
+    assert seen
+    assert not any(seen)
+
+
+def test_what_lies_behind_the_last_site_is_given_no_channels_last_maps() -> None:
+    """It has not been tried on them: only sensitivity runs it at all."""
+
+    class Ends(Centres):
+        def forward(self, x: Tensor) -> Tensor:
+            maps = self.body[:-3](x - x.mean(0, keepdim=True))
+            return maps.view(len(maps), -1)
+
+    assert run(Ends().eval(), list(smooth_images(24, 32).split(8)), ranks="sensitivity").speedup >= 2.0
+
+
+@pytest.mark.parametrize(
+    ("cores", "dtype", "tf32", "last"),
+    [
+        ((9, 0), torch.float32, True, True),
+        ((9, 0), torch.float32, False, False),
+        ((7, 5), torch.float32, True, False),
+        ((7, 5), torch.float16, False, True),
+        ((7, 5), torch.bfloat16, False, False),
+        ((8, 0), torch.bfloat16, False, True),
+        ((6, 1), torch.float16, True, False),
+        ((9, 0), torch.float64, True, False),
+    ],
+)
+def test_on_a_gpu_images_go_channels_last_where_its_tensor_cores_are_used(
+    cores: tuple[int, int], dtype: torch.dtype, tf32: bool, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: cores)
+    images = torch.rand(2, 3, 8, 8, dtype=dtype)
+    probe = SimpleNamespace(site=SimpleNamespace(geometry=SimpleNamespace(kind="conv2d")))
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
+        assert suits_channels_last(images, [probe], torch.device("cuda:0")) is last  # type: ignore[list-item]

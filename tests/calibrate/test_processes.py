@@ -1,0 +1,189 @@
+"""Several processes: they share the images out and end with the network one process makes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import leanconv
+from leanconv.calibrate.processes import Team
+from leanconv.images import Pictures, find_pictures
+from tests.calibrate.test_streaming import residual_network
+from tests.conftest import plain_network, relative, smooth_images
+
+ROOT = Path(__file__).parents[2]
+
+HEAD = """
+import atexit, os, sys, time, torch, torch.distributed as dist
+sys.path.insert(0, {root!r})
+torch.set_num_threads(1)
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# They meet over a file: a port that was free a moment ago may be taken by another test.
+dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=world)
+# A moment later gloo's threads let go of what was exchanged last; while the interpreter ends, that aborts the process.
+atexit.register(time.sleep, 0.3)
+atexit.register(dist.destroy_process_group)
+import leanconv
+from tests.conftest import plain_network, smooth_images
+from tests.calibrate.test_streaming import residual_network
+"""
+
+
+def together(text: str, processes: int = 2) -> list[tuple[int, str]]:
+    """Exit code and stderr of every process."""
+    meeting = Path(tempfile.mkdtemp()) / "meeting"
+    started = []
+    for rank in range(processes):
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "MEETING": str(meeting),
+        }
+        command = [sys.executable, "-c", HEAD.format(root=str(ROOT)) + text]
+        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT))
+    return [(process.returncode, said) for process, said in [(p, p.communicate(timeout=60)[1]) for p in started]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme", "refine"),
+    [
+        ("plain", "3d", "none"),
+        ("residual", "3d", "none"),
+        ("residual", "3d", "closed-form"),
+        ("plain", "spatial-sgd", "none"),
+    ],
+)
+def test_two_processes_end_with_the_network_of_one(kind: str, scheme: str, refine: str, tmp_path: Path) -> None:
+    text = f"""
+model = plain_network() if {kind!r} == "plain" else residual_network()
+batches = list(smooth_images(40, 32).split(8))
+result = leanconv.accelerate(
+    model, batches, 2.0, {scheme!r}, samples=4000, refine={refine!r}, progress=False,
+    workdir={str(tmp_path / "work")!r}
+)
+torch.save([result.model.state_dict(), [vars(layer) for layer in result.layers]], {str(tmp_path)!r} + f"/{{rank}}")
+"""
+    outcome = together(text)
+    assert [code for code, _ in outcome] == [0, 0], outcome
+    model = plain_network() if kind == "plain" else residual_network()
+    images = list(smooth_images(40, 32).split(8))
+    alone = leanconv.accelerate(model, images, 2.0, scheme, samples=4000, refine=refine, progress=False)
+    for rank in range(2):
+        state, layers = torch.load(tmp_path / str(rank), weights_only=False)
+        assert [layer["ranks"] for layer in layers] == [layer.ranks for layer in alone.layers]
+        for name, tensor in alone.model.state_dict().items():
+            found = state[name]
+            assert torch.allclose(
+                found.nan_to_num(), tensor.nan_to_num(), rtol=1e-4, atol=1e-4 * float(tensor.nan_to_num().abs().max())
+            )
+
+
+def test_two_processes_with_sweeps_end_with_one_network(tmp_path: Path) -> None:
+    """The splits are fitted to what the first process has."""
+    text = f"""
+batches = list(smooth_images(40, 32).split(8))
+result = leanconv.accelerate(plain_network(), batches, 3.0, samples=4000, sweeps=2, progress=False)
+torch.save(result.model(batches[0]), {str(tmp_path)!r} + f"/{{rank}}")
+"""
+    outcome = together(text)
+    assert [code for code, _ in outcome] == [0, 0], outcome
+    one, other = (torch.load(tmp_path / str(rank)) for rank in range(2))
+    assert torch.equal(one, other)
+    batches = list(smooth_images(40, 32).split(8))
+    alone = leanconv.accelerate(plain_network(), batches, 3.0, samples=4000, sweeps=2, progress=False)
+    assert relative(one, alone.model(batches[0])) < 0.02
+
+
+def test_an_error_in_one_process_ends_all() -> None:
+    text = """
+def batches():
+    for number, batch in enumerate(smooth_images(40, 32).split(8)):
+        if (rank, number) == (1, 3):
+            raise RuntimeError("a broken cable")
+        yield batch
+leanconv.accelerate(plain_network(), batches(), 2.0, samples=4000, progress=False)
+"""
+    outcome = together(text)
+    assert [code for code, _ in outcome] == [1, 1], outcome
+    assert "process 1 of the job failed" in outcome[0][1]
+    assert "a broken cable" in outcome[0][1]
+
+
+def test_a_process_that_dies_ends_all_and_the_workdir_goes_on(tmp_path: Path) -> None:
+    work = str(tmp_path / "work")
+    text = f"""
+import os, leanconv.pipeline.engine
+put = leanconv.pipeline.engine.Joining.__call__
+count = 0
+def dies(*given):
+    global count
+    count += 1
+    if count == 2:
+        os.kill(os.getpid(), 9)
+    return put(*given)
+leanconv.pipeline.engine.Joining.__call__ = dies
+batches = list(smooth_images(40, 32).split(8))
+leanconv.accelerate(plain_network(), batches, 2.0, samples=4000, progress=False, workdir={work!r})
+"""
+    outcome = together(text)
+    assert outcome[0][0] == -9
+    assert outcome[1][0] == 1
+    assert "another process of the job ended" in outcome[1][1]
+    images = list(smooth_images(40, 32).split(8))
+    resumed = leanconv.accelerate(plain_network(), images, 2.0, samples=4000, progress=False, workdir=work)
+    assert "original network" not in resumed.seconds
+    alone = leanconv.accelerate(plain_network(), images, 2.0, samples=4000, progress=False)
+    assert [vars(layer) for layer in resumed.layers] == [vars(layer) for layer in alone.layers]
+
+
+def test_processes_with_other_images_are_told(tmp_path: Path) -> None:
+    text = """
+leanconv.accelerate(plain_network(), list(smooth_images(40 + 8 * rank, 32).split(8)), 2.0, progress=False)
+"""
+    outcome = together(text)
+    assert [code for code, _ in outcome] == [1, 1], outcome
+    assert all("process 1 was given other images than process 0 (48 against 40)" in said for _, said in outcome)
+
+
+def test_processes_with_other_arguments_are_told(tmp_path: Path) -> None:
+    text = f"""
+workdir = {str(tmp_path / "work")!r} if rank == 0 else None
+leanconv.accelerate(plain_network(), smooth_images(40, 32), 2.0, progress=False, workdir=workdir)
+"""
+    outcome = together(text)
+    assert [code for code, _ in outcome] == [1, 1], outcome
+    assert all("process 1 was given other arguments than process 0" in said for _, said in outcome)
+
+
+def test_alone_there_is_nothing_to_exchange() -> None:
+    team = Team(torch.device("cpu"))
+    assert team.lead
+    assert team.world == 1
+    assert team.share("plan") == "plan"
+    team.same("images", 3)
+
+
+def test_pictures_are_shared_out_by_batches(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number in range(10):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    found = find_pictures(tmp_path)
+
+    def red(data: bytes) -> torch.Tensor:
+        import io
+
+        return torch.tensor([[[float(Image.open(io.BytesIO(data)).getpixel((0, 0))[0])]]])
+
+    shares = [
+        [(p.first, p.images.flatten().tolist()) for p in Pictures(found, red, batch=3).shard(r, 2)] for r in (0, 1)
+    ]
+    assert shares == [[(0, [0.0, 1.0, 2.0]), (6, [6.0, 7.0, 8.0])], [(3, [3.0, 4.0, 5.0]), (9, [9.0])]]

@@ -1,0 +1,355 @@
+"""The two streams: cut or run again, on few or many images at a time, they see the same and end the same."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+import leanconv
+from leanconv.calibrate.batches import take
+from leanconv.calibrate.memory import Memory, Packed, parse_memory
+from leanconv.calibrate.streaming import partition as cutting_module
+from leanconv.calibrate.streaming.partition import Cutting
+from leanconv.errors import LeanconvError
+from leanconv.pipeline import engine as engine_module
+from leanconv.pipeline import run as job_module
+from leanconv.result import Accelerated
+from leanconv.system import malloc as heap
+from tests.conftest import plain_network, relative, settle_batch_norms, smooth_images
+
+
+def residual_network() -> nn.Module:
+    torch.manual_seed(0)
+    network = resnet18(num_classes=10)
+    network.layer3 = network.layer4 = nn.Identity()
+    network.fc = nn.Linear(128, 10)
+    return settle_batch_norms(network)
+
+
+def run(model: nn.Module, images: object, **arguments: object) -> Accelerated:
+    given = {"speedup": 2.0, "samples": 2000, "progress": False, **arguments}
+    return leanconv.accelerate(model, images, **given)  # type: ignore[arg-type]
+
+
+def assert_same(a: Accelerated, b: Accelerated, tolerance: float = 1e-6) -> None:
+    assert [layer.ranks for layer in a.layers] == [layer.ranks for layer in b.layers]
+    for x, y in zip(a.layers, b.layers, strict=True):
+        assert x.error == pytest.approx(y.error, rel=tolerance)
+    images = smooth_images(3, 32).to(next(a.model.parameters()))
+    with torch.no_grad():
+        assert relative(a.model(images), b.model(images)) <= tolerance
+
+
+def assert_equal(a: Accelerated, b: Accelerated) -> None:
+    assert [vars(layer) for layer in a.layers] == [vars(layer) for layer in b.layers]
+    for x, y in zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True):
+        assert torch.equal(
+            x,
+            y,
+        ) or (x.isnan().all() and y.isnan().all())
+
+
+@pytest.fixture(params=["plain", "residual"])
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    """In float64, where other orders of summation show nothing."""
+    return (plain_network() if request.param == "plain" else residual_network()).double()
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return smooth_images(24, 32).double()
+
+
+def test_the_cut_stream_is_the_network_run_again(
+    model: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = run(model, images)
+    monkeypatch.setattr(engine_module, "cutting", lambda *_: Cutting("a test says so"))
+    assert_same(cut, run(model, images))
+
+
+def test_batches_make_no_difference(model: nn.Module, images: Tensor) -> None:
+    """The positions looked at belong to the image; on a CPU batches are cut anyway."""
+    whole = run(model, [images])
+    for size in (1, 5, 8):
+        assert_same(whole, run(model, list(images.split(size))))
+
+
+def test_the_original_along_its_tape_gives_what_hooks_see(
+    model: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a response is the layer's own output or computed from its input, one image at a time or many."""
+    usual = run(model, images)
+    monkeypatch.setattr(engine_module, "CACHED", 1 << 12)  # one image a batch
+    assert_same(usual, run(model, images))
+    own = job_module.Job._dense_probe
+    monkeypatch.setattr(job_module.Job, "_dense_probe", lambda self, site: replace(own(self, site), own_output=False))
+    assert_same(usual, run(model, images))
+    monkeypatch.setattr("leanconv.calibrate.streaming.original.Walk.knows", lambda *_: False)
+    assert_same(usual, run(model, images))
+
+
+def test_every_layer_runs_about_twice(images: Tensor) -> None:
+    """Once in either stream, and on a few images to look at the network; not once a site."""
+    model = plain_network((16, 16, 16, 16, 16, 16, 16, 16))
+    seen = 0
+
+    class Counting(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal seen
+            seen += len(x)
+            return super().forward(x)
+
+    first = model[0]
+    model[0] = Counting(3, 16, 3, padding=1)
+    model[0].load_state_dict(first.state_dict())
+    many = smooth_images(200, 16)
+    run(model, many)
+    assert seen <= 2 * 200 + 30
+
+
+class Counts(nn.Module):
+    """Data-dependent: what it does next depends on the values it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = plain_network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x * (2.0 if x.mean().item() > 0 else 1.0))
+
+
+class Centres(nn.Module):
+    """Batch-dependent: an image's answer depends on the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = plain_network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x - x.mean(0, keepdim=True))
+
+
+class Remembers(nn.Module):
+    """Numbers leave torch and come back, where no one can follow them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = plain_network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.from_numpy(x.numpy().std(axis=(1, 2, 3), keepdims=True).astype("float64"))
+        return self.body(x / scale)
+
+
+class Lists(Remembers):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x / max(x.abs().amax((1, 2, 3)).tolist()))
+
+
+@pytest.mark.parametrize("kind", [Counts, Remembers, Lists])
+def test_what_cannot_be_cut_is_run_again_and_said_once(
+    kind: type[nn.Module], images: Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "leanconv"):
+        result = run(kind().double().eval(), images)
+    assert result.speedup >= 2.0
+    lines = [record.getMessage() for record in caplog.records if "cannot be stopped" in record.getMessage()]
+    assert len(lines) == 1
+
+
+def test_a_network_that_mixes_its_batch_keeps_its_batches(
+    images: Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, batches = Centres().double().eval(), list(images.split(8))
+    found = cutting_module.cutting
+    seen: list[Cutting] = []
+
+    def noted(*given: object) -> Cutting:
+        seen.append(found(*given))  # type: ignore[arg-type]
+        return seen[-1]
+
+    monkeypatch.setattr(engine_module, "cutting", noted)
+    cut = run(model, batches)
+    assert seen[0].reason is None
+    assert not seen[0].one_by_one
+    monkeypatch.setattr(engine_module, "cutting", lambda *_: Cutting("a test says so"))
+    assert_same(cut, run(model, batches))
+
+
+@pytest.mark.parametrize("limit", [1, 200_000, 10**9])
+def test_little_memory_gives_the_same(
+    model: nn.Module, images: Tensor, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory, on disk, or computed again from the images: the same bits."""
+    assert_equal(run(model, images), run(model, images, memory=limit))
+    monkeypatch.setattr("leanconv.calibrate.memory._disk_folder", lambda: None)
+    if limit > 1:
+        assert_equal(run(model, images), run(model, images, memory=20_000_000))
+
+
+def test_no_room_for_samples_is_said(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leanconv.calibrate.memory._disk_folder", lambda: None)
+    with pytest.raises(LeanconvError, match="fit neither in memory nor on disk; give more memory"):
+        run(plain_network().double(), images, memory="1KB")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GB", 8 * 10**9), ("512 MiB", 512 << 20), ("1.5g", 1_500_000_000), (100, 100), ("7", 7)]
+)
+def test_amounts_of_memory(text: str | int, size: int) -> None:
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "8 bananas", "-1GB", -5, 0, 2.5, True, "0GB", "GB"])
+def test_what_is_no_amount_of_memory(text: object) -> None:
+    with pytest.raises(LeanconvError, match="is no amount of memory; give bytes"):
+        parse_memory(text)
+
+
+def test_tensors_that_share_memory_still_do_when_unpacked(tmp_path: object) -> None:
+    base = torch.randn(4, 6)
+    env = {0: base, 1: base[:, ::2], 2: base.T, 3: torch.randn(3).to(torch.float64), 4: torch.empty(0)}
+    cpu = torch.device("cpu")
+    memory = Memory(cpu, None)
+    written = [Packed.of(env).written(memory) for _ in range(2)] if memory.folder else []
+    for packed in [Packed.of(env), Packed.of(env).moved(cpu), *written]:
+        found = packed.unpacked(cpu)
+        assert all(torch.equal(found[slot], tensor) for slot, tensor in env.items())
+        found[0].add_(1)
+        assert torch.equal(found[1], base[:, ::2] + 1)
+        assert torch.equal(found[2], base.T + 1)
+        assert not torch.equal(found[0], base)
+
+
+class Hungry(nn.Module):
+    """Runs out of memory on more than ``most`` images."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.body, self.most = plain_network(), most
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return self.body(x)
+
+
+def test_out_of_memory_halves_the_batch_and_goes_on(images: Tensor, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "leanconv"):
+        small = run(Hungry(3).double().eval(), [images], scheme="spatial")  # no stream is cut, no batch either
+    assert "out of memory with 24 images a batch; going on with 12." in caplog.text
+    assert "going on with 3." in caplog.text
+    large = run(Hungry(10**6).double().eval(), [images], scheme="spatial")
+    assert_same(large, small)
+
+
+class Quarters(nn.Module):
+    """Its layers run on four rows an image; and out of memory the first time a batch of eight comes by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.calls = plain_network(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += len(x) == 8
+        if self.calls == 2 and len(x) == 8:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        tiles = torch.cat([part for half in x.chunk(2, 2) for part in half.chunk(2, 3)])
+        return self.body(tiles)
+
+
+def test_after_running_out_of_memory_both_streams_look_at_the_same_places(images: Tensor) -> None:
+    """Even where rows are not images: the pass begins anew."""
+    model = Quarters().double().eval()
+    found = run(model, list(images.split(8)))
+    model.calls = -(10**6)
+    expected = run(model, list(images.split(4)))
+    for a, b in zip(found.layers, expected.layers, strict=True):
+        assert a.error == pytest.approx(b.error, rel=0.1)
+
+
+def test_a_loader_that_gives_more_than_it_says(images: Tensor) -> None:
+    from torch.utils.data import DataLoader
+
+    def doubled(items: list[Tensor]) -> Tensor:
+        batch = torch.stack(items)
+        return torch.cat([batch, batch.flip(3)])
+
+    model = plain_network().double()
+    found = run(model, DataLoader(images, batch_size=8, collate_fn=doubled))  # type: ignore[arg-type]
+    expected = run(model, [torch.cat([batch, batch.flip(3)]) for batch in images.split(8)])
+    assert found.images == expected.images == 48
+    for a, b in zip(found.layers, expected.layers, strict=True):
+        assert a.error == pytest.approx(b.error, rel=0.1)
+
+
+def test_images_of_several_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    """A tape that serves any number of images of one size need not serve those of another."""
+
+    class Evens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = plain_network()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[3] % 2:
+                x = torch.cat([x, x.new_zeros(x.shape[0], x.shape[1], x.shape[2], 1)], 3)
+            return self.body(x)
+
+    batches = [smooth_images(8, 16), smooth_images(4, 16)[..., :15], smooth_images(3, 16)[..., :15]]
+    assert run(Evens().eval(), batches).speedup >= 2.0
+
+
+def test_out_of_memory_on_one_image_is_raised(images: Tensor) -> None:
+    class Never(Hungry):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.most = 10**6 if self.calls < 20 else 0
+            return super().forward(x)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run(Never(0).double().eval(), list(images.repeat(4, 1, 1, 1).split(3)), scheme="spatial")
+
+
+def test_a_loader_is_read_while_the_network_runs(images: Tensor) -> None:
+    """Decoding must not come before everything else."""
+    from torch.utils.data import DataLoader
+
+    batches = take(DataLoader(images, batch_size=5))  # type: ignore[arg-type]
+    assert batches.images == 24
+    read = [batch.size for _, batch in zip(range(2), batches, strict=False)]
+    assert read == [5, 5]
+    assert len(batches._items) == 2
+    assert_same(
+        run(plain_network().double(), DataLoader(images, batch_size=5)),
+        run(plain_network().double(), list(images.split(5))),
+    )
+
+
+def test_seconds_are_reported(images: Tensor) -> None:
+    result = run(plain_network().double(), images)
+    assert set(result.seconds) >= {"preparing", "original network", "accelerated network", "solving"}
+    assert result.to_json()["seconds"] == result.seconds
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+def test_the_heap_is_told_twice_and_never_where_its_owner_has_set_it(
+    theirs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    if theirs:
+        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
+    kept: list[int] = []
+    monkeypatch.setattr(heap, "_set", kept.append)
+    with pytest.raises(KeyError), heap.heap_at_hand():
+        raise KeyError
+    assert kept == ([] if theirs else [heap.AT_HAND, heap._FREE])

@@ -1,0 +1,434 @@
+"""Ranks by the clock: the choice on made-up times, what is timed and kept, refusals, and whole runs in small."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import leanconv
+from leanconv import Target
+from leanconv.cli.main import run
+from leanconv.config import Options
+from leanconv.demo import DigitsNet
+from leanconv.errors import LeanconvError
+from leanconv.network.survey import survey
+from leanconv.ranks import Candidate, Choice
+from leanconv.ranks.by_latency import Timed, best_at, merit, partner, reach, select_timed, undominated
+from leanconv.ranks.latency import layer_times as measure
+from leanconv.ranks.latency import plan
+from leanconv.ranks.latency.cache import Cache, folder
+from leanconv.ranks.latency.grid import LayerTimes, forms, sizes
+from leanconv.ranks.latency.layer_times import Stopwatch, conditions_of, example_of, form_network, key_of
+from leanconv.ranks.latency.onnx_writer import OPENED, written
+from leanconv.runtimes.bench.measure import Rounds
+from leanconv.runtimes.bench.runners import DTYPES, RUNTIMES
+from leanconv.runtimes.target import DTYPES as NAMES
+from leanconv.runtimes.target import RUNTIMES as KNOWN
+from tests.conftest import plain_network, smooth_images
+from tests.ranks.test_ranks import NETWORK, candidate
+
+
+@pytest.fixture(autouse=True)
+def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are taken in a moment, of few forms, and kept in a folder of the test."""
+    monkeypatch.setenv("LEANCONV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(measure, "SECONDS", 0.0)
+    monkeypatch.setattr(plan, "SECONDS", 0.01)
+    monkeypatch.setattr("leanconv.ranks.latency.grid.sizes", lambda limit: [r for r in (4, 8, 16) if r <= limit])
+
+
+def table(one: Candidate, *, unit: int = 1, scheme: str = "3d") -> list[Timed]:
+    """Made-up times: multiply-accumulates of ranks filled up to multiples of ``unit``, and a start for every factor."""
+
+    def filled(rank: int) -> int:
+        return -(-rank // unit) * unit
+
+    found = [Timed(None, one.cost.dense / 1e7 + 0.01)]
+    ranks = [r for r in (4, 8, 12, 16, 20, 24, 28, 32, 48) if r <= one.geometry.channel_limit]
+    for d1 in ranks:
+        if scheme != "spatial":
+            found.append(Timed(Choice("channel", (d1,)), one.cost.channel(filled(d1)) / 1e7 + 0.02))
+        if scheme != "channel":
+            found.append(Timed(Choice("spatial", (d1,)), one.cost.spatial(filled(d1)) / 1e7 + 0.02))
+        if scheme == "3d":
+            found += [Timed(Choice("3d", (d2, d1)), one.cost.both(filled(d2), filled(d1)) / 1e7 + 0.03) for d2 in ranks]
+    return found
+
+
+def time_of(tables: dict[str, list[Timed]], plan: dict[str, Choice]) -> float:
+    return sum(next(t.ms for t in table if t.choice == plan.get(name)) for name, table in tables.items())
+
+
+def total(plan: dict[str, Choice], factor: float = 2.0) -> float:
+    return sum(merit(one, plan.get(one.name), factor) for one in NETWORK)
+
+
+def tables_of(**arguments: Any) -> dict[str, list[Timed]]:
+    return {one.name: table(one, **arguments) for one in NETWORK}
+
+
+@pytest.mark.parametrize("scheme", ["channel", "spatial"])
+@pytest.mark.parametrize("share", [0.2, 0.35, 0.6])
+def test_choice_equals_brute_force(scheme: str, share: float) -> None:
+    three = NETWORK[1:]
+    tables = {one.name: table(one, unit=8, scheme=scheme) for one in three}
+    budget = share * sum(tables[one.name][0].ms for one in three)
+    found = best_at(three, tables, budget, 2.0)
+    plans = [row for row in itertools.product(*tables.values()) if sum(timed.ms for timed in row) <= budget]
+    best = max(sum(merit(one, t.choice, 2.0) for one, t in zip(three, row, strict=True)) for row in plans)
+    assert time_of(tables, found) <= budget
+    assert sum(merit(one, found.get(one.name), 2.0) for one in three) == pytest.approx(best, rel=1e-3)
+
+
+@pytest.mark.parametrize("scheme", ["channel", "spatial", "3d"])
+def test_budget_holds_and_more_time_keeps_more(scheme: str) -> None:
+    tables = tables_of(unit=8, scheme=scheme)
+    dense = sum(rows[0].ms for rows in tables.values())
+    kept = []
+    for share in (0.12, 0.2, 0.3, 0.5, 1.01):
+        plan = select_timed(NETWORK, tables, share * dense)
+        assert time_of(tables, plan) <= share * dense
+        kept.append(total(best_at(NETWORK, tables, share * dense, 2.0)))
+    assert kept == sorted(kept)
+    assert plan == {}  # in the original's time every layer stays as it is
+
+
+def test_a_larger_rank_that_costs_nothing_is_taken() -> None:
+    """Hardware that works in sixteens: no rank is chosen that could have been larger in the same time."""
+    tables = tables_of(unit=16)
+    plan = select_timed(NETWORK, tables, 0.25 * sum(rows[0].ms for rows in tables.values()))
+    assert plan
+    assert all(rank % 16 == 0 for choice in plan.values() for rank in choice.ranks)
+    # and on hardware that minds every rank, others are
+    fine = tables_of(unit=1)
+    plan = select_timed(NETWORK, fine, 0.25 * sum(rows[0].ms for rows in fine.values()))
+    assert any(rank % 16 for choice in plan.values() for rank in choice.ranks)
+
+
+def test_a_form_that_is_slow_here_is_left() -> None:
+    """The same energies, another clock: where one-way filters are slow the pair of k x k and 1 x 1 is chosen."""
+    tables = tables_of(unit=8)
+    slow = {
+        name: [Timed(t.choice, t.ms * (20 if t.choice and t.choice.scheme != "channel" else 1)) for t in rows]
+        for name, rows in tables.items()
+    }
+    budget = 0.3 * sum(rows[0].ms for rows in tables.values())
+    assert {choice.scheme for choice in select_timed(NETWORK, slow, budget).values()} == {"channel"}
+    assert "3d" in {choice.scheme for choice in select_timed(NETWORK, tables, budget).values()}
+
+
+def test_undominated_keeps_what_no_other_covers() -> None:
+    one = NETWORK[2]
+    rows = table(one, unit=16)
+    kept = undominated(one, rows)
+    for timed in rows:
+        mine = reach(one, timed.choice)
+        assert any(
+            other.ms <= timed.ms and all(a >= b for a, b in zip(reach(one, other.choice), mine, strict=True))
+            for other in kept
+        )
+    for first, second in itertools.permutations(kept, 2):
+        covered = all(a >= b for a, b in zip(reach(one, first.choice), reach(one, second.choice), strict=True))
+        assert not (covered and first.ms <= second.ms)
+
+
+def test_both_ranks_of_the_3d_form_save_alike() -> None:
+    """At the d' a d'' goes with, the one-way filters cost 1 / t of k x k filters."""
+    one = NETWORK[2]
+    for spatial, factor in ((12, 1.7), (30, 2.2), (40, 1.3)):
+        rank = partner(one, spatial, factor)
+        one_way = spatial * (one.cost.vertical + one.cost.horizontal * rank)
+        assert rank < one.geometry.channel_limit
+        assert rank * one.cost.reduce == pytest.approx(factor * one_way)
+        at = math.floor(rank)
+        assert merit(one, Choice("3d", (spatial, at)), factor) == pytest.approx(
+            math.log(one.energy(Choice("channel", (at,))))
+        )
+
+
+def test_with_too_little_time_the_fastest_forms_are_chosen() -> None:
+    tables = tables_of()
+    plan = select_timed(NETWORK, tables, 0.01)
+    assert time_of(tables, plan) == pytest.approx(sum(min(t.ms for t in rows) for rows in tables.values()))
+
+
+def test_times_between_two_sizes_are_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    geometry = candidate("a", 512, 512).geometry
+    known = {None: 9.0, Choice("channel", (64,)): 1.0, Choice("channel", (80,)): 2.0, Choice("channel", (96,)): 4.0}
+    known |= {Choice("channel", (rank,)): float(rank) for rank in (8, 10, 128, 160)}
+    known |= {Choice("3d", (a, b)): float(a * b) for a in (128, 160) for b in (32, 256, 320)}
+    found = {timed.choice: timed.ms for timed in LayerTimes(geometry, known).table()}
+    assert found.items() >= known.items()
+    assert {choice.ranks for choice in found if choice and choice.scheme == "channel" and choice not in known} == {
+        (144,)
+    }
+    assert found[Choice("channel", (144,))] == 144
+    assert found[Choice("3d", (144, 32))] == 144 * 32
+    assert found[Choice("3d", (144, 304))] == pytest.approx(144 * 304)
+    assert Choice("3d", (144, 48)) not in found
+
+
+def test_forms_timed_are_those_that_may_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leanconv.ranks.latency.grid.sizes", sizes)
+    for one in [*NETWORK, candidate("one", 64, 64, k=1)]:
+        chosen = forms(one.geometry, one.cost, "3d", 3.0)
+        assert chosen
+        assert len(set(chosen)) == len(chosen)
+        assert all(one.macs(choice) < one.cost.dense for choice in chosen)
+        assert {c.scheme for c in chosen} == ({"channel"} if one.name == "one" else {"channel", "spatial", "3d"})
+    assert {c.scheme for c in forms(NETWORK[0].geometry, NETWORK[0].cost, "spatial", 3.0)} == {"spatial"}
+    assert sizes(16) == [*range(1, 9), 10, 12, 14, 16]
+
+
+class Counting(Stopwatch):
+    """Says what it was asked to measure."""
+
+    asked: list[tuple[str, int]]
+
+    def _measured(self, site: Any, choices: Any, before: Any) -> Any:
+        self.asked.append((site.name, len(choices)))
+        return super()._measured(site, choices, before)
+
+
+def watch() -> Counting:
+    target = Target(device="cpu")
+    found = Counting(target, Stopwatch.of(target).cache)
+    found.asked = []
+    return found
+
+
+def test_layers_alike_are_timed_once_and_times_are_kept() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *[nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)]).eval()
+    first, *alike = survey(model, torch.rand(1, 3, 8, 8)).sites
+    choices = [Choice("channel", (2,)), Choice("3d", (4, 3))]
+    found = watch()
+    found.measure([(site, choices) for site in alike])
+    assert found.asked == [(alike[0].name, 2)]
+    again = watch()
+    again.measure([(alike[2], choices), (alike[1], [*choices, Choice("spatial", (2,))]), (first, [])])
+    assert again.asked == [(alike[1].name, 1), (first.name, 0)]
+    before, now = found.times(alike[0]).known, again.times(alike[0]).known
+    # what was known is as it was; the new time was put on the same scale
+    assert now.items() >= before.items()
+    assert all(ms > 0 for ms in now.values())
+
+
+def test_other_machines_and_targets_have_files_of_their_own() -> None:
+    paths = {Stopwatch.of(Target(device="cpu", threads=n, batch=b)).cache.path for n in (1, 2) for b in (1, 8)}
+    assert len(paths) == 4
+    assert {path.parent for path in paths} == {folder()}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', None])
+def test_a_damaged_file_is_left_out_with_a_remark_and_rewritten(content: str | None, capsys: Any) -> None:
+    facts = {"cpu": "one", "target": {}}
+    cache = Cache.opened(facts)
+    cache.times("layer")[None] = 1.5
+    cache.times("layer")[Choice("3d", (4, 2))] = 0.5
+    cache.keep()
+    assert Cache.opened(facts).layers == cache.layers
+    assert capsys.readouterr().err == ""
+    whole = cache.path.read_text()
+    cache.path.write_text(whole.replace("1.5", '"x"') if content is None else content)
+    damaged = Cache.opened(facts)
+    assert damaged.layers == {}
+    assert "cannot be read" in capsys.readouterr().err
+    damaged.layers = cache.layers
+    damaged.keep()
+    assert cache.path.read_text() == whole
+
+
+def test_a_cache_that_cannot_be_written_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LEANCONV_CACHE", str(tmp_path / "file"))
+    cache = Cache.opened({})
+    cache.keep()
+    assert "set LEANCONV_CACHE" in capsys.readouterr().err
+    monkeypatch.delenv("LEANCONV_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert folder() == tmp_path / "leanconv"
+
+
+CASES = [
+    (nn.Conv2d(6, 8, 3, padding=1), (6, 9, 7)),
+    (nn.Conv2d(6, 8, (3, 5), stride=2, padding=(1, 2), dilation=(1, 2)), (6, 20, 30)),
+    (nn.Conv2d(6, 8, 3, padding="same"), (6, 9, 7)),
+    (nn.Conv2d(6, 8, 3, groups=2, bias=False), (6, 9, 9)),
+    (nn.Conv1d(6, 8, 5), (6, 30)),
+    (nn.Linear(12, 10), (12,)),
+]
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("case", CASES, ids=[str(layer) for layer, _ in CASES])
+def test_small_networks_written_directly_compute_the_same(
+    runtime: str, case: tuple[nn.Module, tuple[int, ...]]
+) -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip(runtime)
+    layer, shape = case
+    network = nn.Sequential(layer, nn.ReLU()).eval()
+    example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    made = written(network, example)
+    assert made is not None
+    call = OPENED[runtime](made, example, conditions_of(Target(runtime=runtime)))
+    torch.testing.assert_close(torch.as_tensor(call()[0]), network(example).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_plain_is_left_to_the_exporter() -> None:
+    pytest.importorskip("onnx")
+    example = torch.rand(1, 3, 8, 8)
+    assert written(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")), example) is None
+    assert written(nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU()), example) is None
+
+
+def test_forms_of_a_layer_are_what_would_stand_in_its_place() -> None:
+    model = plain_network(batch_norm=False)
+    site = survey(model, torch.rand(1, 3, 16, 16)).sites[2]
+    example = example_of(site, 3)
+    whole = form_network(site, None)(example)
+    assert [type(module) for module in form_network(site, Choice("3d", (6, 5)))] == [*[nn.Conv2d] * 3, nn.ReLU]
+    for choice in (Choice("channel", (5,)), Choice("spatial", (6,)), Choice("3d", (6, 5))):
+        assert form_network(site, choice)(example).shape == whole.shape
+    assert json.loads(key_of(site))[2] == "relu"
+
+
+BAD = [
+    ({"target": Target()}, r"target=.* goes with ranks='latency' only"),
+    ({"latency": 5}, r"latency=5 goes with ranks='latency' only"),
+    ({"ranks": {"2": 5}, "latency": 5}, r"goes with ranks='latency' only"),
+    ({"ranks": "latency", "latency": 0}, r"latency=0 must be milliseconds above 0"),
+    ({"ranks": "latency", "target": "torch"}, r"target is a str; give leanconv.Target"),
+    ({"ranks": "latency", "target": {"cores": 2}}, r"'cores', which does not exist"),
+    ({"ranks": "latency", "speedup": 0.5}, r"speedup=0.5 must be"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(LeanconvError, match=message):
+        Options.check(**arguments)
+
+
+def test_target_is_checked_and_described() -> None:
+    assert set(KNOWN) <= set(RUNTIMES)
+    assert tuple(DTYPES) == NAMES
+    assert str(Target(runtime="openvino", threads=2, batch=8)) == "openvino on cpu, 2 threads, batch 8, float32"
+    for arguments, message in [
+        ({"runtime": "onyx"}, "did you mean onnxruntime"),
+        ({"dtype": "int8"}, "use float32, bfloat16, float16"),
+        ({"threads": 0}, "threads=0 must be a whole number"),
+        ({"batch": 1.5}, "batch=1.5 must be a whole number"),
+    ]:
+        with pytest.raises(LeanconvError, match=message):
+            Target(**arguments)
+    options = Options.check(ranks="latency", latency=5, target={"runtime": "onnxruntime"})
+    assert Options.from_json(json.loads(json.dumps(options.to_json()))).target == options.target
+
+
+@pytest.mark.parametrize(("runtime", "extra"), [("onnxruntime", "onnx"), ("openvino", "openvino")])
+def test_a_missing_runtime_names_the_extra(runtime: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, runtime, None)
+    with pytest.raises(LeanconvError, match=rf"{runtime} is not installed; pip install 'leanconv\[{extra}\]'"):
+        leanconv.accelerate(
+            plain_network(), smooth_images(), ranks="latency", target=Target(runtime=runtime), progress=False
+        )
+
+
+class MadeUp(Stopwatch):
+    """Times by multiply-accumulates."""
+
+    def _measured(self, site: Any, choices: Any, before: Any) -> Any:
+        one = Candidate(name=site.name, geometry=site.geometry, cost=site.cost)
+        return {choice: one.macs(choice) / 1e6 for choice in (None, *choices)}
+
+    def scale(self, sites: Any, other: Any) -> float:
+        return survey(DigitsNet().eval(), torch.rand(1, 1, 32, 32)).macs / 1e6
+
+
+def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made-up times choose the ranks, and both networks are timed at the end."""
+    torch.manual_seed(0)
+    model = DigitsNet().eval()
+    images = smooth_images(8, 32, 1)
+
+    def made_up(networks: Any, *_: Any) -> Rounds:
+        times = {name: survey(network, images[:1]).macs / 1e9 for name, network in networks.items()}
+        return Rounds({name: [seconds] * 5 for name, seconds in times.items()}, 1, True)
+
+    monkeypatch.setattr(plan, "Stopwatch", MadeUp)
+    monkeypatch.setattr(plan.Networks, "_rounds", lambda self, networks: made_up(networks))
+    arguments: dict[str, Any] = {"solver": "linear", "samples": 200, "progress": False, "workdir": tmp_path / "work"}
+    result = leanconv.accelerate(model, images, 1.5, ranks="latency", **arguments)
+    assert 1.5 <= result.speedup < 1.6
+    found = result.timing
+    assert found is not None
+    assert found.target == Target(device="cpu")
+    assert found.original_ms > 0
+    assert found.accelerated_ms > 0
+    assert 0 < found.low <= found.ratio <= found.high
+    assert found.ratio == pytest.approx(found.original_ms / found.accelerated_ms, rel=0.2)
+    assert f"{found.ratio:.2f}x less time" in str(result)
+    assert "torch on cpu, 1 thread, batch 1, float32" in str(result)
+    result.save(tmp_path / "saved")
+    loaded = leanconv.load_result(tmp_path / "saved", model)
+    assert loaded.timing == found
+    assert loaded.options == result.options
+    torch.testing.assert_close(loaded.model(images), result.model(images))
+    # Gone on with, a run has the plan it had, whatever the clock would say now.
+    again = leanconv.accelerate(model, images, 1.5, ranks="latency", **arguments)
+    assert [(layer.name, layer.ranks) for layer in again.layers] == [(x.name, x.ranks) for x in result.layers]
+    assert torch.equal(again.model(images), result.model(images))
+    with pytest.raises(LeanconvError, match=r"speedup=1000 cannot be reached in torch: .* ask for that"):
+        leanconv.accelerate(model, images, 1000, ranks="latency", solver="linear", samples=200, progress=False)
+
+
+def test_all_the_time_in_the_world() -> None:
+    """Milliseconds in place of a ratio, by the real clock."""
+    result = leanconv.accelerate(
+        plain_network(), smooth_images(), ranks="latency", latency=1e6, solver="linear", samples=200, progress=False
+    )
+    assert result.layers == []
+    assert result.timing is not None
+    assert result.timing.ratio > 0
+    assert math.isnan(result.options.speedup)
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from tests.evaluation.test_evaluate import encoded
+
+    (tmp_path / "net.py").write_text(
+        "import torch\nfrom torch import nn\n\ndef build():\n    torch.manual_seed(0)\n    return nn.Sequential("
+        "nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 24, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
+    )
+    (tmp_path / "photos").mkdir()
+    for number in range(3):
+        (tmp_path / "photos" / f"{number}.png").write_bytes(encoded(seed=number))
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> int:
+        base = ["leanconv", "accelerate", "net.py:build", "--images", "photos", "--size", "16", "--workers", "0"]
+        monkeypatch.setattr(sys, "argv", [*base, *arguments])
+        with pytest.raises(SystemExit) as end:
+            run()
+        return int(end.value.code or 0)
+
+    timed = ("--ranks", "latency", "--device", "cpu", "--samples", "100", "--solver", "linear", "--quiet", "--json")
+    assert command("--out", "fast", *timed, "--threads", "1", "--batch", "2", "--latency", "1e6") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["timing"]["target"] == Target(device="cpu", batch=2).to_json()
+    assert data["options"]["ranks"] == "latency"
+    assert command("--out", "other", "--runtime", "openvino") == 2
+    assert "--runtime goes with --ranks latency only" in capsys.readouterr().err
+    assert command("--out", "other", "--latency", "5") == 2
+    assert "latency=5.0 goes with ranks='latency' only" in capsys.readouterr().err
+    assert command("--out", "other", "--ranks", "latency", "--runtime", "tvm") == 2
+    assert "'tvm', which does not exist" in capsys.readouterr().err

@@ -1,0 +1,380 @@
+"""Progress: a live table on a terminal, plain lines elsewhere, and a run that does not fail on either."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import resource
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import leanconv
+import leanconv.pipeline.solve_layers
+from leanconv.calibrate.probes import Probe
+from leanconv.progress import Solved, reporter
+from leanconv.progress.live import OTHER_LINES, layer_lines
+from leanconv.progress.reporter import Forgiving
+from leanconv.progress.stage import Pace, clock
+from tests.cli.test_cli import ACCELERATE, leanconv_command, place  # noqa: F401
+
+# Stages without a network: what is tested is the terminal.
+STAGES = """
+import logging, sys, time
+from leanconv.progress import Solved, reporter
+progress = reporter(True)
+with progress.stage("original network", 2) as stage:
+    stage.advance()
+with progress.stage("solving", LAYERS) as stage:
+    for number in range(1, LAYERS + 1):
+        stage.advance()
+        stage.solved(Solved(f"block.{number}.conv", "3d", (number, 7), 0.125), number, LAYERS)
+        if number == 1:
+            logging.getLogger("leanconv").warning("said [/meanwhile]")
+        time.sleep(PAUSE)
+print("the end", flush=True)
+"""
+
+
+class Terminal:
+    """A process whose stderr is a terminal of so many columns and lines, and what it wrote there."""
+
+    def __init__(self, script: str, columns: int = 80, lines: int = 24, **environment: str):
+        self.master, slave = pty.openpty()
+        self.resize(columns, lines)
+        left_out = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_INTERACTIVE", "TTY_COMPATIBLE")
+        known = {name: value for name, value in os.environ.items() if name not in left_out}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=slave,
+            env={**known, "TERM": "xterm", "PYTHONIOENCODING": "utf-8", **environment},
+            start_new_session=True,
+        )
+        os.close(slave)
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def until(self, text: str) -> str:
+        """What was written up to ``text``."""
+        return self._read(text)
+
+    def rest(self) -> str:
+        return self._read(None)
+
+    def _read(self, text: str | None) -> str:
+        found, limit = "", time.monotonic() + 30
+        while (text is None or text not in found) and time.monotonic() < limit:
+            if not select.select([self.master], [], [], 1)[0]:
+                continue
+            try:
+                found += os.read(self.master, 65536).decode("utf-8", "replace")
+            except OSError:  # Linux says EIO once the other end is closed
+                break
+        assert text is None or text in found, found
+        return found
+
+    def end(self) -> str:
+        out, _ = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0
+        return out.decode()
+
+
+def script(layers: int, pause: float = 0.0) -> str:
+    return STAGES.replace("LAYERS", str(layers)).replace("PAUSE", str(pause))
+
+
+def plain(text: str) -> str:
+    """Without what moves the cursor and colours."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "")
+
+
+def test_a_terminal_shows_a_table_with_a_row_a_layer_and_the_state_below() -> None:
+    terminal = Terminal(script(3, pause=0.4))
+    written = plain(terminal.rest())
+    assert terminal.end() == "the end\n"  # stdout was no terminal and is as it was
+    assert re.search(r"layer +scheme +ranks +error", written)
+    assert re.search(r"block\.3\.conv +3d +3 x 7 +0\.125", written)
+    assert re.search(r"solving +\S+ +33 % +0:0\d gone.* 1 of 3 layers", written)
+    assert "said [/meanwhile]" in written
+    assert "leanconv: solving: done in" in written
+
+
+def test_the_table_is_gone_at_the_end_and_the_cursor_is_back() -> None:
+    written = Terminal(script(3)).rest()
+    before, _, after = written.rpartition("leanconv: solving: done in")
+    assert "block" not in after
+    # Erased line by line (CSI 2 K), then the cursor is shown again.
+    assert "\x1b[2K" in before
+    assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l")
+
+
+def test_many_layers_show_the_last_ones_that_fit() -> None:
+    layers = [Solved(f"block.{number}.conv", "3d", (number, 7), 0.125) for number in range(150)]
+    lines = layer_lines(layers, 80, 24 - OTHER_LINES)
+    assert len(lines) <= 24 - 2  # the state has a line below, and one is left
+    assert lines[2] == "(132 layers above)"
+    assert lines[-1].split() == ["block.149.conv", "3d", "149", "x", "7", "0.125"]
+    assert len(layer_lines(layers, 80, -3)) == 4  # heads, rule, count, and one layer at least
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    layers = [Solved("a" * length + ".conv", "3d", (512, 256), 0.5) for length in (1, 30, 100)]
+    lines = layer_lines(layers, width, 20)
+    assert max(map(len, lines)) <= width
+    assert all(".conv" in line for line in lines[2:])  # the end of a name tells layers apart
+    assert lines[2].startswith("a.conv ")
+
+
+def test_a_layer_measured_later_has_one_row() -> None:
+    terminal = Terminal(
+        "from leanconv.progress import Solved, reporter\n"
+        "progress = reporter(True)\n"
+        "for error in (None, 0.25):\n"
+        "    with progress.stage('errors', 1) as stage:\n"
+        "        stage.solved(Solved('conv', 'spatial', (5,), error), 1, 1)\n"
+    )
+    written = plain(terminal.rest())
+    terminal.end()
+    assert re.search(r"conv +spatial +5 +-", written)
+    last = written[written.rindex("layer  ") :]
+    assert len(re.findall(r"conv +spatial", last)) == 1
+    assert "0.250" in last
+
+
+def test_a_terminal_of_another_size_is_no_matter() -> None:
+    terminal = Terminal(script(30, pause=0.05), 120, 40)
+    terminal.until("of 30 layers")
+    for columns, lines in ((30, 8), (1, 1), (200, 60), (80, 24)):
+        terminal.resize(columns, lines)
+        time.sleep(0.3)
+    terminal.rest()
+    assert terminal.end() == "the end\n"
+
+
+def test_a_terminal_that_is_closed_is_no_matter() -> None:
+    terminal = Terminal(script(30, pause=0.05))
+    terminal.until("of 30 layers")
+    os.close(terminal.master)
+    assert terminal.end() == "the end\n"
+
+
+def test_a_terminal_that_knows_ascii_only_gets_ascii() -> None:
+    terminal = Terminal(script(3, pause=0.2), PYTHONIOENCODING="ascii")
+    written = terminal.rest()
+    assert terminal.end() == "the end\n"
+    assert written.isascii()
+    assert "\\u" not in written
+    assert "3 of 3 layers" in written
+
+
+def test_a_dumb_terminal_gets_plain_lines() -> None:
+    terminal = Terminal(script(2), TERM="dumb")
+    written = terminal.rest()
+    terminal.end()
+    assert "\x1b" not in written
+    assert "leanconv: solving: 2/2 block.2.conv 3d rank 2 x 7, error 0.125" in written
+
+
+def test_an_error_leaves_what_was_solved_on_the_terminal() -> None:
+    terminal = Terminal(
+        "from leanconv.progress import Solved, reporter\n"
+        "try:\n"
+        "    with reporter(True).stage('solving', 2) as stage:\n"
+        "        stage.solved(Solved('conv', '3d', (5, 6), 0.5), 1, 2)\n"
+        "        raise KeyboardInterrupt\n"
+        "except KeyboardInterrupt:\n"
+        "    pass\n"
+    )
+    written = terminal.rest()
+    terminal.end()
+    assert "\x1b[2K" not in written[written.rindex("conv") :]
+    assert "done in" not in written
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU()
+    ).eval()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"asymmetric": False}, {"scheme": "spatial"}, {"scheme": "channel"}],
+    ids=["3d", "symmetric", "spatial", "channel"],
+)
+def test_without_a_terminal_there_is_a_line_a_layer(arguments: dict[str, object], capsys) -> None:
+    result = leanconv.accelerate(small(), torch.randn(8, 3, 12, 12), 1.5, samples=500, **arguments)
+    lines = capsys.readouterr().err.splitlines()
+    for number, layer in enumerate(result.layers, 1):
+        ranks = " x ".join(map(str, layer.ranks))
+        said = f"{number}/{len(result.layers)} {layer.name} {layer.scheme} rank {ranks}, error {layer.error:.3f}"
+        assert sum(said in line for line in lines) == 1, lines
+    assert len(lines) <= len(result.layers) + 6  # and one a stage
+
+
+def test_no_progress_says_nothing(capsys) -> None:
+    leanconv.accelerate(small(), torch.randn(8, 3, 12, 12), 1.5, samples=500, progress=False)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == ""
+
+
+def test_layers_of_an_earlier_run_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    images, fitted = torch.randn(8, 3, 12, 12), leanconv.pipeline.solve_layers.fit_site
+
+    def interrupted(probe: Probe, *arguments: object, **named: object) -> object:
+        if probe.site.name == "4":
+            raise KeyboardInterrupt
+        return fitted(probe, *arguments, **named)
+
+    monkeypatch.setattr(leanconv.pipeline.solve_layers, "fit_site", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        leanconv.accelerate(small(), images, 1.5, samples=500, workdir=tmp_path / "work")
+    monkeypatch.undo()
+    capsys.readouterr()
+    leanconv.accelerate(small(), images, 1.5, samples=500, workdir=tmp_path / "work")
+    said = capsys.readouterr().err
+    assert "1 of 2 layers are known from the workdir" in said
+    assert "solving: 2/2 4 " in said
+
+
+class Broken(io.StringIO):
+    """stderr whose reader went away."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_lines_nobody_reads_are_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Broken())
+    result = leanconv.accelerate(small(), torch.randn(8, 3, 12, 12), 1.5, samples=500)
+    assert result.layers
+
+
+def test_a_file_is_forgiven_what_it_cannot_write() -> None:
+    raw = io.BytesIO()
+    latin = io.TextIOWrapper(raw, encoding="latin-1")  # strict about the rest
+    file = Forgiving(latin)
+    file.write("é ━ \udcff\n")
+    file.flush()
+    assert raw.getvalue() == "é ? ?\n".encode("latin-1")
+    latin.close()
+    file.write("into a closed file")
+    file.flush()
+    assert not file.isatty()
+
+
+def test_reporter_without_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program without a console, where writing would raise; what is done inside still counts."""
+    monkeypatch.setattr(sys, "stderr", None)
+    done = []
+    with reporter(True).stage("solving", 1) as stage:
+        stage.advance()
+        stage.label("a line")
+        done.append(True)
+    assert done
+    assert type(reporter(True)) is type(reporter(False))
+
+
+def test_time_left_is_as_long_as_the_steps_so_far_took() -> None:
+    pace = Pace(4, started=time.monotonic() - 30)
+    assert pace.left is None
+    assert pace.said() == ""
+    pace.done = 3
+    assert pace.left == pytest.approx(10, abs=1)
+    pace.done = 9  # the number of steps was a guess
+    assert pace.share == 1.0
+    assert pace.said() == ""
+    assert [clock(seconds) for seconds in (0, 59.6, 61, 3661)] == ["0:00", "1:00", "1:01", "1:01:01"]
+
+
+def test_quiet_prints_the_result_alone(place: Path, leanconv_command) -> None:  # noqa: F811
+    for number in range(4, 104):  # one picture in a hundred may be broken
+        shutil.copy(place / "photos" / "cat" / "0.png", place / "photos" / "cat" / f"{number}.png")
+    (place / "photos" / "cat" / "broken.png").write_bytes(b"no picture")
+    code, out, err = leanconv_command(f"{ACCELERATE} --out loud")
+    assert code == 0
+    assert "broken.png" in err
+    assert "solving" in err
+    code, out, err = leanconv_command(f"{ACCELERATE} --out fast --quiet")
+    assert code == 0
+    assert err == ""
+    assert "fewer MACs" in out
+    assert "cannot be read: " in out
+    code, out, err = leanconv_command(f"{ACCELERATE} --out fast --quiet")
+    assert code == 2
+    assert err == "leanconv: error: 'fast' exists already; choose another name or remove it first.\n"
+
+
+def test_quiet_does_not_change_what_machines_read(place: Path, leanconv_command) -> None:  # noqa: F811
+    found = []
+    for out in ("loud --json", "silent --json --quiet"):
+        code, printed, _ = leanconv_command(f"{ACCELERATE} --out {out}")
+        assert code == 0
+        found.append(json.loads(printed))
+    loud, silent = ({**one, "seconds": None, "folder": None, "command": None} for one in found)
+    assert loud == silent
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """Modules a fresh interpreter has imported."""
+    said = "; import sys; sys.__stderr__.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", "".join(arguments) + said], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+HEAVY = {"torch", "torchvision", "plotly", "onnx", "onnxruntime", "openvino", "matplotlib", "numpy", "PIL", "sklearn"}
+
+
+def test_import_leanconv_imports_nothing_heavy() -> None:
+    found = modules_after("import leanconv")
+    assert "leanconv" in found
+    assert not found & (HEAVY | {"rich", "typer"})
+
+
+@pytest.mark.parametrize("asked", ["--help", "--version", "accelerate --help", "compare --help", "doctor --help"])
+def test_help_imports_nothing_heavy(asked: str) -> None:
+    words = ["leanconv", *asked.split()]
+    run = f"import sys; sys.argv = {words!r}; from leanconv.cli.main import app; app(standalone_mode=False)"
+    found = modules_after(run)
+    assert "leanconv.cli.main" in found
+    assert not found & HEAVY
+
+
+def test_help_takes_little_computing() -> None:
+    """CPU time, which other processes on the machine do not lengthen as they do the clock's."""
+
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "leanconv", "--help"], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 0.3
+
+
+def test_an_interrupted_command_says_so(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leanconv.cli.doctor_checks.examine", interrupted)
+    assert leanconv_command("doctor") == (130, "", "leanconv: stopped\n")

@@ -1,0 +1,89 @@
+"""Distillation from few images: a tenth is put aside before the layers are fitted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from leanconv.calibrate.batches import take
+from leanconv.demo import digits, train
+from leanconv.result import Accelerated
+from leanconv.train import distill as refine
+from leanconv.train.finetune import finetune
+from tests import distilling
+from tests.conftest import relative
+from tests.support.distilling import images, run
+
+# Fixtures, which pytest looks for by name in this file.
+short = distilling.short
+
+
+@pytest.mark.parametrize("batches", [1, 7])
+def test_what_it_is_judged_by_is_put_aside(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = torch.arange(60.0).reshape(60, 1, 1, 1)
+    fitted, judges = refine.put_aside(take(given.split(60 // batches)), seed=3)
+    rest = torch.cat([piece for batch in fitted for piece in batch.pieces])
+    assert len(judges) == 6
+    assert torch.equal(torch.cat([rest, judges]).flatten().sort().values, given.flatten())
+    assert torch.equal(rest.flatten().sort().values, rest.flatten())  # in order
+    assert torch.equal(judges, refine.put_aside(take(given.split(10)), seed=3)[1])  # however they are cut
+    assert not torch.equal(judges, refine.put_aside(take(given), seed=4)[1])
+
+
+@pytest.mark.usefixtures("short")
+def test_layers_are_fitted_to_the_others_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Tensor] = {}
+
+    def watched(result: Accelerated, data: Tensor, *other: object, validation: Tensor, **more: object) -> object:
+        seen.update(trained=data, judged=validation)
+        return finetune(result, data, *other, validation=validation, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(refine, "finetune", watched)
+    result = run()
+    assert (result.images, len(seen["trained"])) == (40, 36)
+    assert len(torch.cat([seen["trained"], seen["judged"]]).unique(dim=0)) == 40
+    fitted = run("closed-form", images=seen["trained"])
+    assert result.layers == fitted.layers
+    enough = images(refine.FEW)
+    run(images=enough, steps=1)
+    assert seen["judged"] is None
+    assert torch.equal(seen["trained"], enough)
+
+
+def test_the_course_is_that_of_all_images() -> None:
+    result = run(images=images(400), steps=1)
+    assert result.training["settings"]["batch"] == refine.course(400)[1] != refine.course(360)[1]
+
+
+@pytest.mark.usefixtures("short")
+def test_images_some_of_which_stay_out_do_not_travel_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are known by their place, which for those behind them changes."""
+    sent: list[int] = []
+    monkeypatch.setattr("leanconv.calibrate.prefetch.Travel.send", lambda _, batches, room: sent.append(batches.images))
+    run()
+    assert sent == []
+    run("closed-form")
+    run(images=images(refine.FEW), steps=1)
+    assert sent == [40, refine.FEW]
+
+
+@pytest.mark.parametrize("count", [40, 550])
+def test_images_that_autograd_follows(count: int) -> None:
+    given = images(count).requires_grad_()
+    assert run(images=given, steps=2).training["history"]["rows"][-1]["step"] >= 2
+    assert given.grad is None
+
+
+def test_few_images_are_enough_to_gain_by() -> None:
+    """Judged by images it was fitted to the closed form looked best, and this training was stopped and forgotten."""
+    pictures, labels = digits()
+    model = train(pictures[:600], labels[:600], epochs=2)
+    unseen = pictures[1000:]
+
+    def lost(refined: str) -> float:
+        result = run(refined, model=model, images=pictures[:20], speedup=4.0)
+        with torch.no_grad():
+            return relative(result.model(unseen), model(unseen))
+
+    assert lost("distill") < 0.95 * lost("closed-form")
