@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from leanconv.calibrate.probes import Probe, Responses
-from leanconv.network.replace import Factors
+from leanconv.network.layers.modules import Factors
 from leanconv.network.sites import Site
 from leanconv.ranks.candidates import Choice
 from leanconv.solve import (

@@ -19,8 +19,9 @@ from leanconv.network.dry_run import Trial
 from leanconv.network.effective_conv import is_plain
 from leanconv.network.fold import without_norm
 from leanconv.network.layers.factored import Factored
+from leanconv.network.layers.modules import Factors, dense_modules, filled
 from leanconv.network.recognise import has_hooks
-from leanconv.network.replace import Change, Factors, dense_modules, filled, put, stand_in
+from leanconv.network.replace import Change, put, stand_in
 from leanconv.network.replaceable import dense_copy
 from leanconv.network.sites import Site
 

@@ -34,7 +34,7 @@ from leanconv.calibrate.streaming.tape_cache import Tapes
 from leanconv.config import Options
 from leanconv.errors import LeanconvError
 from leanconv.forms.fit import Fit, Outcome
-from leanconv.network.replace import Factors
+from leanconv.network.layers.modules import Factors
 from leanconv.network.user_model import copied
 from leanconv.progress import Progress, Solved
 from leanconv.storage.workdir import Workdir

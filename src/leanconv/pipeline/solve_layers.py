@@ -9,7 +9,8 @@ from leanconv.calibrate.probes import Probe, Responses
 from leanconv.calibrate.samples import Samples
 from leanconv.errors import LeanconvError
 from leanconv.forms.fit import Fit, Outcome, fit_site, measure, samples_needed, split_factors
-from leanconv.network.replace import Change, Factors, replace
+from leanconv.network.layers.modules import Factors
+from leanconv.network.replace import Change, replace
 from leanconv.network.sites import Site
 from leanconv.pipeline.engine import Engine
 from leanconv.pipeline.spatial_sgd import reconstructed

@@ -36,7 +36,7 @@ from leanconv.config import Options
 from leanconv.errors import LeanconvError
 from leanconv.forms.fit import Fit, Outcome
 from leanconv.network.function_trace import tensors
-from leanconv.network.replace import Factors
+from leanconv.network.layers.modules import Factors
 from leanconv.system.folder_lock import lock_folder
 
 log = logging.getLogger("leanconv")

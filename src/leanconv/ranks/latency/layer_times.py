@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.network.layers.geometry import Cost
-from leanconv.network.replace import Change, dense_modules, factor_modules
+from leanconv.network.layers.modules import dense_modules
+from leanconv.network.replace import Change, factor_modules
 from leanconv.network.sites import ActivationSpec, Site
 from leanconv.ranks.candidates import Choice
 from leanconv.ranks.latency.cache import Cache
