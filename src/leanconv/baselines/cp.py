@@ -14,9 +14,8 @@ from leanconv.errors import LeanconvError, unknown_name, whole
 from leanconv.network.effective_conv import inherits_forward
 from leanconv.network.layers.factored import Factored
 from leanconv.network.layers.geometry import Geometry, Size
-from leanconv.network.layers.modules import Factors, filled
+from leanconv.network.layers.modules import Factors, filled, put
 from leanconv.network.recognise import has_hooks
-from leanconv.network.replace import put
 from leanconv.network.user_model import check_model, copied
 from leanconv.pipeline.inspection import inspect_network
 

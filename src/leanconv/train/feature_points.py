@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leanconv.errors import whole
-from leanconv.network.replace import Change
+from leanconv.forms.replace import Change
 
 
 def places_of(changes: Sequence[Change], wanted: int | None) -> list[str]:

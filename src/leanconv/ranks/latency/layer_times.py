@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from leanconv.forms import Choice
+from leanconv.forms.replace import change_of, factor_modules
 from leanconv.network.layers.geometry import Cost
 from leanconv.network.layers.modules import dense_modules
-from leanconv.network.replace import Change, factor_modules
 from leanconv.network.sites import ActivationSpec, Site
-from leanconv.ranks.candidates import Choice
 from leanconv.ranks.latency.cache import Cache
 from leanconv.ranks.latency.grid import LayerTimes
 from leanconv.ranks.latency.onnx_writer import prepared
@@ -133,8 +133,7 @@ def form_network(site: Site, choice: Choice | None) -> nn.Sequential:
     if choice is None:
         layers = dense_modules(site.geometry)
     else:
-        change = Change(name=site.name, scheme=choice.scheme, ranks=choice.ranks, geometry=site.geometry)
-        layers = factor_modules(change)
+        layers = factor_modules(change_of(site, choice))
     behind = activation_module(site.activation)
     return nn.Sequential(*layers, *([] if behind is None else [behind])).eval()
 

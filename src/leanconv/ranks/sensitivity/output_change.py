@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from leanconv.calibrate.batches import Batch
 from leanconv.calibrate.probes import Probe
 from leanconv.errors import LeanconvError
+from leanconv.forms.replace import Change, replace
 from leanconv.network.function_trace import tensors
-from leanconv.network.layers.modules import Factors
-from leanconv.network.replace import Change, put, replace
+from leanconv.network.layers.modules import Factors, put
 from leanconv.network.user_model import copied, untouched_rng
 from leanconv.solve import pca
 

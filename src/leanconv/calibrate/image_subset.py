@@ -12,16 +12,16 @@ from leanconv.calibrate.observe import observe
 from leanconv.calibrate.positions import Positions
 from leanconv.calibrate.probes import Probe, Responses
 from leanconv.calibrate.samples import Samples
-from leanconv.pipeline.engine import Engine
+from leanconv.calibrate.streams import Streams
 from leanconv.solve import thinned
 
 
-def drawn(engine: Engine, count: int) -> list[Batch]:
+def drawn(streams: Streams, count: int) -> list[Batch]:
     """``count`` of the images, drawn by the seed, in batches as large as they are now; whole batches where images do
     mind their company. Of several processes, every one has its own."""
-    generator = torch.Generator().manual_seed(engine.options.seed)
-    batches = list(engine.batches)
-    if engine.cutting is None or not engine.cutting.one_by_one:
+    generator = torch.Generator().manual_seed(streams.seed)
+    batches = list(streams.batches)
+    if streams.cutting is None or not streams.cutting.one_by_one:
         order = torch.randperm(len(batches), generator=generator).tolist()
         sizes = torch.tensor([batches[number].size for number in order]).cumsum(0)
         # As they were given: channels-last they have been seen to go through the network up to its last site only.
@@ -43,7 +43,7 @@ def drawn(engine: Engine, count: int) -> list[Batch]:
 
 
 def collected(
-    engine: Engine,
+    streams: Streams,
     images: list[Batch],
     probes: dict[str, Probe],
     rows: int,
@@ -52,11 +52,9 @@ def collected(
     """What ``probes`` collect in the original, about ``rows`` of every site and no more, at the same positions whatever
     they are. One pass of the images; ``step`` is called for every batch."""
     count = sum(batch.size for batch in images)
-    positions = Positions(
-        per_image=max(1, -(-rows // count)), images=count, seed=engine.options.seed, device=engine.device
-    )
+    positions = Positions(per_image=max(1, -(-rows // count)), images=count, seed=streams.seed, device=streams.device)
     each = {name: positions.count(probe.site.positions) for name, probe in probes.items()}
-    found = Samples(engine.memory)
+    found = Samples(streams.memory)
     for name, probe in probes.items():
         found.expect(name, rows=count * each[name], width=probe.width, dtype=probe.weight.dtype, adds=False)
 
@@ -68,11 +66,11 @@ def collected(
 
     for batch in images:
         observe(
-            engine.original,
+            streams.original,
             Batches.of(batch),
             list(probes.values()),
             positions=positions,
-            device=engine.device,
+            device=streams.device,
             take=lambda name, first, seen, batch=batch: take(batch, name, first, seen.y),  # type: ignore[misc]
             step=step,
         )

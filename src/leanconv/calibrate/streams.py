@@ -1,19 +1,18 @@
-"""Two streams of images, the original's and the accelerated network's, and what is measured and solved along them.
+"""Two streams of images, through the original and through the accelerated network, and the responses seen along them.
 
 The original runs once and leaves sampled responses of every site. The accelerated network runs once too, stopping at
-each site until that is solved (``calibrate.stream``). What is done is kept in the workdir, if there is one; the images
-are shared out over the processes of the team, whose lead does the solving.
+each site until that has been replaced (``streaming.accelerated``). The images are shared out over the processes of a
+job, whose main one gets all responses.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -31,14 +30,9 @@ from leanconv.calibrate.streaming.original import Walk
 from leanconv.calibrate.streaming.partition import Cutting, cutting, suits_channels_last, tape_of
 from leanconv.calibrate.streaming.replay import CannotCut
 from leanconv.calibrate.streaming.tape_cache import Tapes
-from leanconv.config import Options
 from leanconv.errors import LeanconvError
-from leanconv.forms.fit import Fit, Outcome
-from leanconv.network.layers.modules import Factors
 from leanconv.network.user_model import copied
-from leanconv.progress import Progress, Solved
-from leanconv.storage.workdir import Workdir
-from leanconv.system.malloc import give_back
+from leanconv.progress import Progress
 from leanconv.system.stage_clock import Clock
 
 # On a CPU batches are cut so that the largest tensor of a pass has at most so many bytes. Larger ones go back to the
@@ -49,18 +43,38 @@ LAUNCH = 1 << 30
 SEVERAL = 6  # batches there should be then: while the first one is read and travels the GPU has nothing to do;
 AT_HAND = 3  # so many where images were read before, and have set out
 
-Solve = Callable[[str, Responses, Responses], Fit]  # layer, target, given
+
+class SampleStore(Protocol):
+    """Where the original's responses are kept beyond this process."""
+
+    @property
+    def samples(self) -> Path:
+        """The folder they are in."""
+        ...
+
+    def new_samples(self) -> AbstractContextManager[Path]:
+        """A folder to write new ones to; it takes its place when the block ends well, with ``describe`` before."""
+        ...
+
+    def describe(self, sites: dict[str, Any], largest: int | None, images: int) -> None:
+        """What the files are, what batches were cut to and how many images there were."""
+        ...
+
+    def described(self) -> tuple[dict[str, Any], int | None, int | None]:
+        """The same of an earlier process; nothing where there is nothing."""
+        ...
 
 
 @dataclass
-class Engine:
+class Streams:
     original: nn.Module
     batches: Batches
-    options: Options
+    seed: int
+    samples: int  # positions looked at a layer
     memory: Memory
     travel: Travel
     team: Team
-    work: Workdir | None
+    store: SampleStore | None
     clock: Clock
     reporter: Progress
     cutting: Cutting | None = None
@@ -71,15 +85,18 @@ class Engine:
         self.inputs = Inputs(self.memory, self.travel)
         self._joined = Joining()
         self.images = self.batches.images  # without those that cannot be read, once all were asked for: see targets
-        per_image = max(1, -(-self.options.most_samples // self.batches.images))
-        self.positions = Positions(
-            per_image=per_image, images=self.batches.images, seed=self.options.seed, device=self.device
-        )
+        per_image = max(1, -(-self.samples // self.batches.images))
+        self.positions = Positions(per_image=per_image, images=self.batches.images, seed=self.seed, device=self.device)
 
     @cached_property
     def accelerated(self) -> nn.Module:
         """The network that is being made: a copy of the original that shares its weights."""
         return copied(self.original, share=True)
+
+    def begin_again(self, memory: Memory) -> None:
+        """With a new copy of the original, for another plan."""
+        self.__dict__.pop("accelerated", None)
+        self.memory, self.inputs = memory, Inputs(memory, self.travel)
 
     def look(self, probes: list[Probe]) -> None:
         """Find out how the network can be run."""
@@ -118,24 +135,24 @@ class Engine:
 
     def targets(self, probes: list[Probe]) -> Samples:
         """Responses of the original network; at the lead, the others have none."""
-        known, largest, images = ({}, None, None) if self.work is None else self.work.described()
+        known, largest, images = ({}, None, None) if self.store is None else self.store.described()
         names = [probe.site.name for probe in probes]
         if self.team.share(all(name in known for name in names)):
             self.images = self.team.share(images) or self.images
             if largest := self.team.share(largest):  # batches as they were; a GPU was short of memory
                 self.batches.cut(largest)
                 self.inputs.drop_all()
-            if self.work is None:  # the lead has them
+            if self.store is None:  # the lead has them
                 return Samples(self.memory)
-            return Samples.stored(self.memory, self.work.samples, {name: known[name] for name in names})
-        if self.work is None:
+            return Samples.stored(self.memory, self.store.samples, {name: known[name] for name in names})
+        if self.store is None:
             found = self.responses(self.original, probes, "original network")
             self.images = sum(self.team.words(self.batches.there))
             return found
-        with self.work.new_samples() as folder:
+        with self.store.new_samples() as folder:
             found = self.responses(self.original, probes, "original network", folder)
             self.images = sum(self.team.words(self.batches.there))
-            self.work.describe(found.facts(), self.batches.largest, self.images)
+            self.store.describe(found.facts(), self.batches.largest, self.images)
         return found
 
     def responses(self, network: nn.Module, probes: list[Probe], title: str, folder: Path | None = None) -> Samples:
@@ -189,53 +206,23 @@ class Engine:
         rows = self.batches.images * self.positions.count(site.positions)
         return {"rows": rows, "width": probe.width, "dtype": probe.weight.dtype, "adds": bool(site.adds)}
 
-    def solve(
-        self,
-        probes: dict[str, Probe],
-        dense: list[Probe],
-        targets: Samples,
-        solve: Solve,
-        put: Callable[[str, Factors], None],
-        describe: Callable[[str, float], Solved],
-    ) -> dict[str, Outcome]:
-        """Every site, shallow to deep, its input that of the accelerated network as it stands; how well each does.
+    def respond(
+        self, probes: dict[str, Probe], dense: list[Probe], done: Container[str], step: Callable[[], None]
+    ) -> Iterator[tuple[int, str, Responses | None]]:
+        """Every site that is not ``done``, shallow to deep: its number, its name and what its probe responds in the
+        accelerated network as it stands; the responses at the main process only. Whoever takes one puts the site's
+        factors into ``accelerated`` before asking for the next.
 
-        ``solve`` makes a fit, at the lead; ``put`` puts its factors into the network, everywhere. ``dense``: the
-        original's probes of all sites, those that stay as they are too.
+        ``dense``: the original's probes of all sites, those that stay as they are too. ``step``: called for every batch.
         """
-        done = self.restored()
-        for name, known in done.items():
-            put(name, known.factors)
-        outcomes = {name: known.outcome for name, known in done.items()}
-        if all(name in done for name in probes):
-            return outcomes
         with self.clock.stage("accelerated network"):
             stream = self._stream(probes, dense)
-        steps = (len(probes) - len(done)) * (self.batches.steps + 1)
-        with self.reporter.stage("solving", steps) as stage:
-            if done:
-                stage.label(f"{len(done)} of {len(probes)} layers are known from the workdir")
-            for number, name in enumerate(stream.order, 1):
-                if name in done:
-                    continue
-                with self.clock.stage("accelerated network"):
-                    given = self._given(stream, probes[name], stage.advance)
-                fit: Fit | None = None
-                if given is not None:
-                    with self.clock.stage("solving"):
-                        fit = solve(name, targets.get(name), given)
-                        targets.drop(name)
-                        given = None
-                fit = self.kept(number, name, fit)
-                with self.clock.stage("solving"):
-                    put(name, fit.factors)
-                    gc.collect(1)  # young objects only: see quiet_collector
-                    if self.device.type == "cpu":
-                        give_back()
-                outcomes[name] = fit.outcome
-                stage.advance()
-                stage.solved(describe(name, fit.outcome.error), number, len(probes))
-        return outcomes
+        for number, name in enumerate(stream.order, 1):
+            if name in done:
+                continue
+            with self.clock.stage("accelerated network"):
+                held = [self._given(stream, probes[name], step)]
+            yield number, name, held.pop()  # nothing here holds on to it: it is large
 
     def _given(self, stream: Stream, probe: Probe, step: Callable[[], None]) -> Responses | None:
         """What ``probe`` responds in the network as it stands, at the lead."""
@@ -243,16 +230,6 @@ class Engine:
         if self.team.world > 1:
             pieces = self.team.gather(list(pieces))
         return self._joined(pieces, self._expected(probe)["rows"]) if self.team.lead else None
-
-    def restored(self) -> dict[str, Fit]:
-        """The sites an earlier process has solved."""
-        return self.team.share({} if self.work is None else self.work.solved(self.device))
-
-    def kept(self, number: int, name: str, fit: Fit | None) -> Fit:
-        """The lead's ``fit``, everywhere, and in the workdir."""
-        if self.work is not None and fit is not None:
-            self.work.keep_solved(number, name, fit)
-        return self.team.share(fit)
 
     def _stream(self, probes: dict[str, Probe], dense: list[Probe]) -> Stream:
         """The stream cut into parts where it can be, the same way on every process."""

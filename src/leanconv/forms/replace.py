@@ -8,39 +8,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from leanconv.forms.base import Choice, Form
+from leanconv.forms.schemes import FORMS
 from leanconv.network.fold import without_norm
 from leanconv.network.layers.factored import Factored
-from leanconv.network.layers.geometry import Geometry, Scheme
-from leanconv.network.layers.modules import (
-    Factors,
-    dense_modules,
-    filled,
-    one_axis_convolution,
-    plain_layer,
-    pointwise,
-    sequence,
-)
-from leanconv.network.layers.padding import pad_module
-
-Form = Scheme | Literal["merged"]
+from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.modules import Factors, filled, put, sequence
+from leanconv.network.sites import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """``ranks`` is (d',) for channel, (d'',) for spatial, (d'', d') for 3d.
+    """``ranks``: one for each axis of the form.
 
-    Where a layer has handed its 1 x 1 factor on to the next (see ``links``), it is ``open``: it ends without that
-    factor. The layer that took it has ``inputs`` channels coming in; if it is not factorised itself its scheme is
-    "merged" and its ranks are empty.
+    Where the next layer has taken in this one's 1 x 1 factor (see ``merge``), this one is ``open``: it ends without
+    that factor. The layer that took it has ``inputs`` channels coming in; if it is not factorised itself its form is
+    MERGED and has no ranks.
     """
 
     name: str
-    scheme: Form
+    form: Form
     ranks: tuple[int, ...]
     geometry: Geometry
     batch_norm: str | None = None
@@ -50,7 +42,7 @@ class Change:
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "scheme": self.scheme,
+            "scheme": self.form.name,
             "ranks": list(self.ranks),
             "geometry": self.geometry.to_json(),
             "batch_norm": self.batch_norm,
@@ -62,7 +54,7 @@ class Change:
     def from_json(cls, data: dict[str, Any]) -> Change:
         return cls(
             name=data["name"],
-            scheme=data["scheme"],
+            form=FORMS[data["scheme"]],
             ranks=tuple(data["ranks"]),
             geometry=Geometry.from_json(data["geometry"]),
             batch_norm=data["batch_norm"],
@@ -71,38 +63,20 @@ class Change:
         )
 
 
+def change_of(site: Site, choice: Choice) -> Change:
+    """What a choice makes of a layer."""
+    return Change(
+        name=site.name, form=choice.form, ranks=choice.ranks, geometry=site.geometry, batch_norm=site.batch_norm
+    )
+
+
 def factor_modules(change: Change) -> nn.Sequential:
     """The modules of a change, weights not yet set."""
-    modules = _factor_modules(change)
-    return modules[:-1] if change.open else modules
-
-
-def _factor_modules(change: Change) -> nn.Sequential:
-    g = change.geometry
+    geometry = change.geometry
     if change.inputs is not None:
-        g = with_changes(g, in_channels=change.inputs)
-    if change.scheme == "merged":
-        return dense_modules(g)
-    if change.scheme == "channel":
-        (rank,) = change.ranks
-        wide = rank * g.groups
-        return sequence(
-            pad=pad_module(g),
-            reduce=plain_layer(g, wide, bias=False),
-            expand=pointwise(g, wide, g.out_channels, groups=g.groups),
-        )
-    spatial_rank = change.ranks[0]
-    vertical = one_axis_convolution(g, 0, g.in_channels, spatial_rank, bias=False)
-    if change.scheme == "spatial":
-        horizontal = one_axis_convolution(g, 1, spatial_rank, g.out_channels, bias=True)
-        return sequence(pad=pad_module(g), vertical=vertical, horizontal=horizontal)
-    channel_rank = change.ranks[1]
-    return sequence(
-        pad=pad_module(g),
-        vertical=vertical,
-        horizontal=one_axis_convolution(g, 1, spatial_rank, channel_rank, bias=False),
-        expand=pointwise(g, channel_rank, g.out_channels),
-    )
+        geometry = with_changes(geometry, in_channels=change.inputs)
+    modules = sequence(**change.form.modules(geometry, change.ranks))
+    return modules[:-1] if change.open else modules
 
 
 def replace(model: nn.Module, change: Change, factors: Factors | None = None) -> None:
@@ -129,9 +103,3 @@ def stand_in(change: Change, old: nn.Module, factors: Factors | None) -> Factore
 
 def _channels_last(weight: Tensor) -> bool:
     return weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
-
-
-def put(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Make ``module`` the submodule at ``path``."""
-    parent_path, _, leaf = path.rpartition(".")
-    setattr(model.get_submodule(parent_path), leaf, module)
