@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from leanconv.calibrate.probes import Probe, Responses
+from leanconv.forms.base import RESPONSES, Choice
 from leanconv.network.layers.modules import Factors
 from leanconv.network.sites import Site
 from leanconv.solve import (
