@@ -15,26 +15,6 @@ from torchvision.ops import FrozenBatchNorm2d
 from leanconv.network.sites import ActivationSpec
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, FrozenBatchNorm2d)
-LAYERS = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.Linear,
-)
-# Convolutions called as functions: counted, never replaced.
-CONVOLUTIONS = frozenset(
-    [
-        torch.conv1d,
-        torch.conv2d,
-        torch.conv3d,
-        torch.conv_transpose1d,
-        torch.conv_transpose2d,
-        torch.conv_transpose3d,
-    ]
-)
 # Sums of two tensors: a residual connection when one of them is a response.
 ADDITIONS: frozenset[Any] = frozenset(
     [

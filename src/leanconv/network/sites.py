@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from leanconv.network import reasons
-from leanconv.network.layers.geometry import Cost, Geometry, Size
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry, Size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from leanconv.network.layers.geometry import Cost, Geometry, Scheme
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry, Scheme
 
 
 @dataclass(frozen=True)

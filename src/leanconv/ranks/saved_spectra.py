@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from leanconv.network.layers.geometry import Cost, Geometry, Scheme
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry, Scheme
 from leanconv.ranks.candidates import Candidate, Energies, Plan
 from leanconv.ranks.merging import Pairs, reachable, select_merged
 

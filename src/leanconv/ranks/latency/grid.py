@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from leanconv.network.layers.geometry import Cost, Geometry, Scheme
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry, Scheme
 from leanconv.ranks.by_latency import Timed
 from leanconv.ranks.candidates import Choice
 

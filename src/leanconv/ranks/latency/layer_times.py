@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanconv.network.layers.geometry import Cost
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.kinds import KINDS
 from leanconv.network.layers.modules import dense_modules
 from leanconv.network.replace import Change, factor_modules
 from leanconv.network.sites import ActivationSpec, Site
@@ -119,12 +120,7 @@ def repeats(site: Site) -> float:
 
 
 def example_of(site: Site, batch: int) -> Tensor:
-    channels = site.geometry.in_channels
-    if site.geometry.kind == "linear":
-        (rows,) = site.in_size
-        shape: tuple[int, ...] = (batch, channels) if rows == 1 else (batch, rows, channels)
-    else:
-        shape = (batch, channels, *site.in_size)
+    shape = KINDS[site.geometry.kind].input_shape(site.geometry, site.in_size, batch)
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.network.layers.factored import Factored
-from leanconv.network.recognise import BATCH_NORMS, LAYERS
+from leanconv.network.layers.kinds import LAYERS
+from leanconv.network.recognise import BATCH_NORMS
 from leanconv.network.survey import survey
 from leanconv.runtimes.bench.measure import Ratio, Timing, interleaved, paired_ratio, timing
 
@@ -92,7 +93,7 @@ def layer_times(
 
 def replaced(original: nn.Module, accelerated: nn.Module) -> list[str]:
     """Paths at which one has a layer and the other has factors, or a layer of another shape."""
-    others = dict(accelerated.named_modules())
+    others: dict[str, Any] = dict(accelerated.named_modules())
     names = []
     for name, module in original.named_modules():
         other = others.get(name)
