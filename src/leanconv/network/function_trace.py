@@ -13,16 +13,14 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from leanconv.errors import LeanconvError
+from leanconv.network.activations import ActivationSpec, activation_of_call, activation_of_module
 from leanconv.network.effective_conv import inherits_forward
 from leanconv.network.layers.kinds import LAYERS, REPLACEABLE, kind_of, kind_of_function
 from leanconv.network.recognise import (
-    activation_call,
-    activation_module,
     is_addition,
     is_batch_norm,
     is_norm_with_activation,
 )
-from leanconv.network.sites import ActivationSpec
 
 # A tensor at one moment: an operation in place makes a new key of the same object.
 Key = tuple[int, int]
@@ -106,7 +104,7 @@ class Recording(TorchFunctionMode):
             self._record(Event("other", inputs, []), given, [args[0]])
         elif made and not all(_key(tensor) in inputs for tensor in made):
             event = Event("other", inputs, [])
-            if spec := activation_call(func, args, kwargs):
+            if spec := activation_of_call(func, args, kwargs):
                 event.kind, event.activation = "activation", spec
             elif func is F.batch_norm and len(args) > 1 and id(args[1]) in self._norms:
                 event.kind, event.name, event.inputs = "batch_norm", self._norms[id(args[1])], inputs[:1]
@@ -202,5 +200,5 @@ def _kind(
         return "layer", None
     if is_batch_norm(module):
         return "batch_norm", None
-    spec = activation_module(module)
+    spec = activation_of_module(module)
     return ("activation", spec) if spec else (None, None)

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
 from leanconv.network import reasons
+from leanconv.network.activations import ActivationSpec
 from leanconv.network.effective_conv import plain_form
 from leanconv.network.function_trace import Event, Key, recording, tensors
 from leanconv.network.layers.cost import Cost
 from leanconv.network.layers.geometry import Geometry
 from leanconv.network.layers.kinds import KINDS, LAYERS, kind_of, kind_of_function
 from leanconv.network.recognise import has_hooks, has_own_forward
-from leanconv.network.sites import ActivationSpec, Layer, Site, Survey
+from leanconv.network.sites import Layer, Site, Survey
 
 
 def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "conv") -> Survey:
@@ -125,7 +126,7 @@ def _one_site(parts: list[_Found]) -> _Found | None:
     site = replace(
         first.site,
         cost=sum((part.site.cost for part in parts[1:]), first.site.cost),
-        activation=first.site.activation if same else ActivationSpec(),
+        activation=first.site.activation if same else ActivationSpec(note="different activations follow its calls"),
         feeds=None,
         calls=len(parts),
     )
@@ -230,7 +231,7 @@ def _find_site(
     feeds = following.name if following and alone and not addends else None
     slope = activation.parameters.get("slope")
     if not filters_on_axis_1 and isinstance(slope, Tensor) and slope.numel() > 1:
-        activation = ActivationSpec()
+        activation = ActivationSpec(note="the slopes of the PReLU that follows belong to rows, not to its filters")
     site = Site(
         name=event.name,
         geometry=geometry,

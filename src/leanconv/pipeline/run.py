@@ -19,15 +19,13 @@ from leanconv.network import reasons
 from leanconv.network.dry_run import Trial
 from leanconv.network.fold import Filters
 from leanconv.network.links import Link, find_links, join
-from leanconv.network.model_error import model_failed
 from leanconv.network.recognise import is_norm_with_activation
 from leanconv.network.replace import Change
 from leanconv.network.replaceable import replaceable
-from leanconv.network.sites import Site, Survey
-from leanconv.network.skip import apply_skip, in_order
+from leanconv.network.sites import Site, Survey, apply_skip, in_order, warn_of_linear_fits
 from leanconv.network.source import identify
 from leanconv.network.survey import survey
-from leanconv.network.user_model import copied, device_of, parse_device
+from leanconv.network.user_model import copied, device_of, model_failed, parse_device
 from leanconv.pipeline.engine import Engine
 from leanconv.pipeline.solve_layers import Solving, change_of
 from leanconv.pipeline.spatial_als import swept_splits
@@ -149,6 +147,8 @@ class Job:
             else spectra.dense[name]
             for name, site in self.sites.items()
         }
+        if engine.team.lead and self.options.solver == "nonlinear" and self.options.form != "spatial":
+            warn_of_linear_fits(self.sites.values())
         solving = Solving(
             engine=engine,
             plan=plan,

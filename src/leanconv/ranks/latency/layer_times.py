@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from leanconv.network.activations import build_activation
 from leanconv.network.layers.cost import Cost
 from leanconv.network.layers.kinds import KINDS
 from leanconv.network.layers.modules import dense_modules
 from leanconv.network.replace import Change, factor_modules
-from leanconv.network.sites import ActivationSpec, Site
+from leanconv.network.sites import Site
 from leanconv.ranks.candidates import Choice
 from leanconv.ranks.latency.cache import Cache
 from leanconv.ranks.latency.grid import LayerTimes
@@ -131,28 +132,5 @@ def form_network(site: Site, choice: Choice | None) -> nn.Sequential:
     else:
         change = Change(name=site.name, scheme=choice.scheme, ranks=choice.ranks, geometry=site.geometry)
         layers = factor_modules(change)
-    behind = activation_module(site.activation)
+    behind = build_activation(site.activation)
     return nn.Sequential(*layers, *([] if behind is None else [behind])).eval()
-
-
-def activation_module(spec: ActivationSpec) -> nn.Module | None:
-    """The activation by its name; a slope a filter becomes one slope, which takes as long."""
-    values: dict[str, Any] = {
-        name: float(value.flatten()[0]) if isinstance(value, Tensor) else value
-        for name, value in spec.parameters.items()
-    }
-    makers: dict[str, Callable[[], nn.Module]] = {
-        "relu": nn.ReLU,
-        "relu6": nn.ReLU6,
-        "silu": nn.SiLU,
-        "hardswish": nn.Hardswish,
-        "sigmoid": nn.Sigmoid,
-        "tanh": nn.Tanh,
-        "gelu": nn.GELU,
-        "gelu_tanh": lambda: nn.GELU("tanh"),
-        "hardtanh": lambda: nn.Hardtanh(values["low"], values["high"]),
-        "leaky_relu": lambda: nn.LeakyReLU(values["slope"]),
-        "prelu": lambda: nn.LeakyReLU(values["slope"]),
-        "elu": lambda: nn.ELU(values["alpha"]),
-    }
-    return makers[spec.name]() if spec.name in makers else None

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from leanconv.network import activations
 from leanconv.network.layers.kinds import REPLACEABLE, kind_of
 from leanconv.runtimes.bench.runners import RUNTIMES, Conditions, open_onnxruntime, open_openvino
 from leanconv.runtimes.export.onnx import needed
 
 OPSET, IR = 18, 9
 OPENED = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
-ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "Relu", nn.Sigmoid: "Sigmoid", nn.Tanh: "Tanh"}
 
 
 def prepared(network: nn.Sequential, example: Tensor, runtime: str, conditions: Conditions) -> Callable[[], Any]:
@@ -33,8 +33,8 @@ def written(network: nn.Sequential, example: Tensor) -> bytes | None:
     nodes, weights, here = [], [], "images"
     for number, module in enumerate(network):
         given, here = here, f"output{number}"
-        if type(module) in ACTIVATIONS:
-            nodes.append(helper.make_node(ACTIVATIONS[type(module)], [given], [here]))
+        if type(module) in activations.ONNX:
+            nodes.append(helper.make_node(activations.ONNX[type(module)], [given], [here]))
             continue
         settings = kind_of(module).onnx(module, example) if type(module) in REPLACEABLE else None
         if settings is None:

@@ -93,13 +93,13 @@ def layer_times(
 
 def replaced(original: nn.Module, accelerated: nn.Module) -> list[str]:
     """Paths at which one has a layer and the other has factors, or a layer of another shape."""
-    others: dict[str, Any] = dict(accelerated.named_modules())
+    others = dict(accelerated.named_modules())
     names = []
     for name, module in original.named_modules():
         other = others.get(name)
-        if not isinstance(module, LAYERS) or not isinstance(other, (*LAYERS, Factored)):
+        if not isinstance(module, LAYERS):
             continue
-        if isinstance(other, Factored) or other.weight.shape != module.weight.shape:
+        if isinstance(other, Factored) or (isinstance(other, LAYERS) and other.weight.shape != module.weight.shape):
             names.append(name)
     return names
 
