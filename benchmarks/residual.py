@@ -36,7 +36,8 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 import leanconv
 from leanconv.demo import TRAINING, digits, teach
 from leanconv.evaluation.classification import accuracy, logits_of
-from leanconv.network.sites import ActivationSpec, Survey
+from leanconv.network.activations import ActivationSpec
+from leanconv.network.sites import Survey
 from leanconv.network.survey import survey
 
 BLOCKS: dict[str, type[BasicBlock] | type[Bottleneck]] = {"basic": BasicBlock, "bottleneck": Bottleneck}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from leanconv import LeanconvError, models
 from leanconv.baselines.cp import cp, cp_factors, cp_macs, cp_rank
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.kinds import geometry_of
 from leanconv.pipeline.inspection import inspect_network
 from tests.conftest import plain_network, relative
 
@@ -94,7 +94,7 @@ def test_macs_are_those_of_the_four_layers() -> None:
     layer = nn.Conv2d(8, 12, (5, 3), stride=(2, 1), padding=1)
     replaced = cp(nn.Sequential(layer, nn.ReLU()), "0", 6, iterations=1)
     counted = inspect_network(replaced, None, shape=(1, 8, 17, 14)).survey.macs
-    assert cp_macs(Geometry.of(layer), (17, 14), 6) == counted
+    assert cp_macs(geometry_of(layer), (17, 14), 6) == counted
 
 
 @pytest.mark.parametrize("speedup", [1.0, 2.5, 4.0])
@@ -102,7 +102,7 @@ def test_rank_for_a_speedup_is_the_largest(speedup: float) -> None:
     network, layer, shape = models.character_cnn().eval(), "2", (1, 1, 24, 24)
     rank = cp_rank(network, layer, shape, speedup)
     dense = next(item for item in inspect_network(network, None, shape=shape).survey.layers if item.name == layer)
-    geometry = Geometry.of(network.get_submodule(layer))
+    geometry = geometry_of(network.get_submodule(layer))
     assert cp_macs(geometry, (16, 16), rank) <= dense.macs / speedup < cp_macs(geometry, (16, 16), rank + 1)
 
 

@@ -15,7 +15,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import leanconv
 from leanconv import LeanconvError, models
 from leanconv.cli.main import run
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.kinds import geometry_of
 from leanconv.network.replace import Change, replace
 from leanconv.network.source import Source, build, identify
 from leanconv.network.survey import survey
@@ -105,7 +105,7 @@ def ten_layers(width: int = 96) -> nn.Sequential:
 def factored(network: nn.Sequential, scheme: str, ranks: tuple[int, ...]) -> nn.Sequential:
     for name, module in list(network.named_children()):
         if isinstance(module, nn.Conv2d):
-            replace(network, Change(name=name, scheme=scheme, ranks=ranks, geometry=Geometry.of(module)))  # type: ignore[arg-type]
+            replace(network, Change(name=name, scheme=scheme, ranks=ranks, geometry=geometry_of(module)))  # type: ignore[arg-type]
     return network
 
 

@@ -72,7 +72,7 @@ def cp(model: nn.Module, layer: str, rank: int, seed: int = 0, *, iterations: in
     whole("iterations", iterations, 1)
     network = copied(model)
     old = _convolution(network, layer)
-    geometry = Geometry.of(old)
+    geometry = geometry_of(old)
     filters, channels, vertical, horizontal = cp_factors(old.weight, rank, seed, iterations=iterations)
     bias = filters.new_zeros(geometry.out_channels) if old.bias is None else old.bias
     factors = Factors((channels.T, vertical.T, horizontal.T, filters), bias)

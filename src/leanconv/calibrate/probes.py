@@ -12,13 +12,12 @@ from torch.nn import functional as F
 
 from leanconv.calibrate.positions import Chosen, conv_patches, outputs_at
 from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.kinds import KINDS
 from leanconv.network.sites import Site
 from leanconv.solve import ResponseSpace, TwoStep
 
 # Gathering one number of a patch costs about this many multiply-accumulates of a product.
 GATHER = 32
-
-CONVOLUTIONS = {"conv1d": F.conv1d, "conv2d": F.conv2d, "conv3d": F.conv3d}
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Probe:
     def positions(self, x: Tensor) -> int:
         """How many responses the layer has for one image (one row of ``x``)."""
         geometry = self.site.geometry
-        return x[0].numel() // x.shape[-1] if geometry.kind == "linear" else prod(geometry.out_size(_size(x)))
+        return prod(geometry.out_size(KINDS[geometry.kind].map_size(x)))
 
     def outputs(self, y: Tensor, chosen: Chosen) -> Tensor:
         """Of an output of the layer, at ``chosen`` positions: (N p) x d. A copy: the network may go on to work in place
@@ -81,14 +80,13 @@ class Probe:
         From gathered patches where few positions are chosen; where gathering them would cost more, from the whole
         layer, or its first factor.
         """
-        geometry = self.site.geometry
-        if geometry.kind == "linear":
-            return self._product(outputs_at(x, "linear", chosen), self.weight)
         if self.halfway:
             return self._halfway(x, chosen)
+        geometry = self.site.geometry
+        kind = KINDS[geometry.kind]
         sampled, every, d = chosen.at.shape[1], self.positions(x), geometry.out_channels
         ways = {"patches": sampled * geometry.patch * (GATHER * geometry.groups + d)}
-        even = _even(geometry, _size(x))
+        even = kind.over_a_map and _even(geometry, _size(x))
         if even:
             ways["whole"] = every * geometry.patch * d
         if even and self.split is not None:
@@ -101,10 +99,8 @@ class Probe:
             return self._product(conv_patches(x, geometry, chosen), self.weight)
         if way == "first":
             return self.responses(self._halfway(x, chosen))
-        g, function = geometry, CONVOLUTIONS[geometry.kind]
-        x, padding = x.to(self.weight.dtype), geometry.margins(_size(x))[0]
-        y = function(x, self.weight, self.bias, g.stride, padding, g.dilation, g.groups)
-        return outputs_at(y, g.kind, chosen, copy=False)
+        y = kind.compute(x.to(self.weight.dtype), self.weight, self.bias, geometry)
+        return outputs_at(y, kind.name, chosen, copy=False)
 
     def responses(self, halfway: Tensor) -> Tensor:
         """n x d, from what was collected ``halfway``."""

@@ -269,7 +269,7 @@ def _outputs(model: nn.Module, pictures: PictureSet) -> int:
     import torch
 
     from leanconv.evaluation.classification import as_taken, class_scores
-    from leanconv.network.model_error import model_failed
+    from leanconv.network.user_model import model_failed
     from leanconv.train.dataset import Unreadable
 
     for number in range(len(pictures)):

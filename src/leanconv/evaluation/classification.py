@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leanconv.errors import LeanconvError
 from leanconv.evaluation.class_names import ClassIndices
 from leanconv.images.picture import Picture
-from leanconv.network.model_error import model_failed
+from leanconv.network.user_model import model_failed
 
 # What errors call a network that is alone.
 NAMELESS = "the model"

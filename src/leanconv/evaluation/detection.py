@@ -16,8 +16,8 @@ from leanconv.evaluation.classification import NAMELESS, as_taken
 from leanconv.evaluation.voc_ap import Found, difficult_of, mean_ap, voc_ap
 from leanconv.images.detection_data import SceneSet, Target
 from leanconv.images.loading import leave_out
-from leanconv.network.model_error import model_failed
 from leanconv.network.torchvision_detectors import kind_of
+from leanconv.network.user_model import model_failed
 from leanconv.progress import reporter
 
 __all__ = ["Detector", "Found", "class_outputs", "coco_map", "detect", "detect_all", "is_detector", "mean_ap", "voc_ap"]

@@ -1,4 +1,4 @@
-"""What comes through the door: the user's model checked and copied, their random states kept."""
+"""The user's model: checked, copied, and in an error message where it fails."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
 from leanconv.errors import LeanconvError
+from leanconv.network.function_trace import tensors
 
 
 def check_model(model: Any) -> None:
@@ -52,6 +53,16 @@ def check_model(model: Any) -> None:
             raise LeanconvError(
                 f"layer {layer!r} has NaN or infinite values in its {kind}; repair or retrain the network first."
             )
+
+
+def model_failed(error: Exception, batch: Any) -> LeanconvError:
+    """The user's network refused a batch: say what it was given and what it said."""
+    shapes = [tuple(tensor.shape) for tensor in tensors(batch)][:3]
+    shape = shapes[0] if isinstance(batch, Tensor) else shapes
+    said = " ".join(str(error).split())[:300]
+    return LeanconvError(
+        f"the model raised {type(error).__name__} on a batch of shape {shape}: {said}; give images it accepts."
+    )
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -30,7 +30,7 @@ from leanconv.forms.merge import join
 from leanconv.forms.replace import Change
 from leanconv.network import reasons
 from leanconv.network.reasons import by_reason
-from leanconv.network.skip import in_order
+from leanconv.network.sites import in_order, warn_of_linear_fits
 from leanconv.network.source import identify
 from leanconv.network.torchvision_detectors import kind_of, seen_as_detector, seen_as_tensors
 from leanconv.network.user_model import copied, device_of
@@ -228,6 +228,8 @@ class Analysis:
         with streams.clock.stage("solving"):
             splits = {name: spectra.split_of(name, choice) for name, choice in choices.items()} if team.lead else {}
             split_filters(run, layers, {name: split for name, split in splits.items() if split is not None})
+        if team.lead and options.solver == "nonlinear" and options.forms.fitted:
+            warn_of_linear_fits(layer.site for layer in layers.values() if layer.choice is not None)
         solve_layers(run, layers)
         if self._last:
             spectra.targets.close()

@@ -17,13 +17,11 @@ from leanconv.network import reasons
 from leanconv.network.dry_run import Trial
 from leanconv.network.fold import Filters
 from leanconv.network.links import find_links
-from leanconv.network.model_error import model_failed
 from leanconv.network.recognise import is_norm_with_activation
 from leanconv.network.replaceable import replaceable
-from leanconv.network.sites import Site, Survey
-from leanconv.network.skip import apply_skip
+from leanconv.network.sites import Site, Survey, apply_skip
 from leanconv.network.survey import survey
-from leanconv.network.user_model import copied
+from leanconv.network.user_model import copied, model_failed
 from leanconv.ranks import Candidate, Pairs, reachable
 from leanconv.ranks.selector import RankSelector
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from leanconv.forms import RESPONSES, Axis, Choice
-from leanconv.network.layers.geometry import Cost, Geometry
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry
 
 
 class Energies:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from leanconv.network.layers.kinds import REPLACEABLE
 from leanconv.train.muon import Muon
 from leanconv.train.settings import Optimizer
 
-LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 # Adam's rate for what is no matrix, in parts of Muon's: one is in parts of the weights, the other in what they are in.
 SHARE = 0.1
 
@@ -80,7 +80,7 @@ def _filters(model: nn.Module) -> list[nn.Parameter]:
     are all zero would never leave it."""
     found: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        weight = getattr(module, "weight", None) if isinstance(module, LAYERS) else None
+        weight = getattr(module, "weight", None) if isinstance(module, REPLACEABLE) else None
         if not isinstance(weight, nn.Parameter) or not weight.requires_grad or getattr(module, "groups", 1) > 1:
             continue
         if bool(weight.detach().any()):

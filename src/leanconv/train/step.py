@@ -12,9 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from leanconv.calibrate.processes import Team
 from leanconv.errors import LeanconvError
-from leanconv.network.model_error import model_failed
 from leanconv.network.recognise import BATCH_NORMS
-from leanconv.network.user_model import copied
+from leanconv.network.user_model import copied, model_failed
 from leanconv.train.cuda_graphs import Steps
 from leanconv.train.dataset import Batch, mixed, seeded
 from leanconv.train.objectives import Distillation, Goal, WithGoal

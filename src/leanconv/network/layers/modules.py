@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from leanconv.network.layers.blank import blank
 from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.kinds import KINDS, REPLACEABLE
 from leanconv.network.layers.padding import pad_module
-
-CONVOLUTIONS: dict[str, Callable[..., nn.Module]] = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
 
 
 @dataclass(frozen=True)
@@ -37,26 +36,23 @@ def sequence(**modules: nn.Module | None) -> nn.Sequential:
 def plain_layer(g: Geometry, filters: int, *, bias: bool) -> nn.Module:
     """torch's own layer that looks where a layer of geometry ``g`` looks, with another number of filters. Padding that
     torch's layers do not have is left out: ``pad_module`` does it."""
-    if g.kind == "linear":
-        return nn.Linear(g.in_channels, filters, bias=bias)
-    return CONVOLUTIONS[g.kind](
-        g.in_channels,
-        filters,
-        g.kernel,
-        g.stride,
-        0 if g.pads_apart else g.padding,
-        g.dilation,
-        g.groups,
-        bias=bias,
-        padding_mode=g.padding_mode,
-    )
+    return KINDS[g.kind].build(replace(g, out_channels=filters), bias=bias)
 
 
 def pointwise(g: Geometry, in_channels: int, out_channels: int, *, groups: int = 1, bias: bool = True) -> nn.Module:
     """The layer with filters of size 1 that goes with a layer of geometry ``g``."""
-    if g.kind == "linear":
-        return nn.Linear(in_channels, out_channels, bias=bias)
-    return CONVOLUTIONS[g.kind](in_channels, out_channels, 1, groups=groups, bias=bias)
+    ones = (1,) * len(g.kernel)
+    small = Geometry(
+        kind=g.kind,
+        in_channels=in_channels,
+        out_channels=out_channels,
+        kernel=ones,
+        stride=ones,
+        padding=(0,) * len(ones),
+        dilation=ones,
+        groups=groups,
+    )
+    return KINDS[g.kind].build(small, bias=bias)
 
 
 def one_axis_convolution(g: Geometry, axis: int, in_channels: int, out_channels: int, *, bias: bool) -> nn.Conv2d:
@@ -85,7 +81,7 @@ def filled(build: Callable[[], nn.Sequential], factors: Factors, like: Tensor) -
     """Modules with ``factors`` in those that have weights, in order, of the dtype and on the device of ``like``."""
     with blank():
         modules = build()
-    weighted = [module for module in modules if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))]
+    weighted = [module for module in modules if isinstance(module, REPLACEABLE)]
     for module, weight in zip(weighted, factors.weights, strict=True):
         module.weight = _parameter(weight.reshape(module.weight.shape), like)
     assert weighted[-1].bias is not None

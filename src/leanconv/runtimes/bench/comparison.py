@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError, listing, unknown_name, whole
-from leanconv.network.model_error import model_failed
 from leanconv.network.survey import survey
 from leanconv.network.torchvision_detectors import kind_of
-from leanconv.network.user_model import check_model, copied, parse_device, untouched_rng
+from leanconv.network.user_model import check_model, copied, model_failed, parse_device, untouched_rng
 from leanconv.progress import reporter
 from leanconv.runtimes.bench.layers import LayerTime, layer_times, replaced
 from leanconv.runtimes.bench.machine import machine, threads_set

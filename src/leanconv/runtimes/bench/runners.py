@@ -18,9 +18,8 @@ from torch.utils._pytree import tree_map
 from leanconv.errors import LeanconvError, listing
 from leanconv.kernels.availability import missing
 from leanconv.kernels.optimize import apply
-from leanconv.network.model_error import model_failed
 from leanconv.network.torchvision_detectors import kind_of
-from leanconv.network.user_model import copied
+from leanconv.network.user_model import copied, model_failed
 from leanconv.runtimes.bench.signals import same_signal_stack
 from leanconv.runtimes.export.onnx import needed, to_onnx
 
