@@ -97,6 +97,7 @@ for _ in range(20):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux's signals")
 def test_openvino_leaves_signals_alone() -> None:
     """A process that ends sends a signal, which is handled on the stack that was there before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models import resnet18
+from torchvision.models.resnet import BasicBlock, ResNet
 
 from leanconv import models
 from leanconv.network.survey import survey
@@ -43,7 +43,7 @@ def plain_network(widths: tuple[int, ...] = (16, 24, 32, 32), *, batch_norm: boo
 
 def residual_network() -> nn.Module:
     torch.manual_seed(0)
-    network = resnet18(num_classes=10)
+    network = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10)
     network.layer3 = network.layer4 = nn.Identity()
     network.fc = nn.Linear(128, 10)
     return settle_batch_norms(network)
