@@ -22,7 +22,7 @@ from tests.support.browser import Opened, needs_browser
 from tests.support.networks import plain_network
 from tests.support.pictures import smooth_images
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.nightly]
 
 QUICK: dict[str, Any] = {"solver": "linear", "asymmetric": False, "samples": 400, "progress": False}
 
