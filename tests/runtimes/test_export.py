@@ -20,8 +20,10 @@ from leanconv.runtimes.export import pt2 as pt2_room
 from leanconv.runtimes.export import to_aot, to_onnx, to_pt2, trial
 from leanconv.runtimes.export.onnx import write_onnx
 from leanconv.runtimes.export.pt2 import write_pt2
-from tests.cli.test_cli import NETWORK, call
-from tests.conftest import plain_network, relative, smooth_images
+from tests.support.command import NETWORK, call
+from tests.support.equality import relative
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -150,6 +152,7 @@ class AskingWithoutGradients(Asking):
         return super().forward(x + half)
 
 
+@pytest.mark.nightly
 def test_weights_that_are_not_there_are_in_no_graph_of_the_file(tmp_path: Path) -> None:
     images = smooth_images()
     fast = leanconv.accelerate(AskingWithoutGradients().eval(), images, speedup=2, progress=False).model
@@ -159,6 +162,7 @@ def test_weights_that_are_not_there_are_in_no_graph_of_the_file(tmp_path: Path) 
     assert not any("full" in str(node.target) for module in graphs for node in module.graph.nodes)
 
 
+@pytest.mark.nightly
 @torch.no_grad()
 def test_pt2_loads_where_leanconv_cannot_be_imported(tmp_path: Path) -> None:
     model = Asking().eval()
@@ -223,6 +227,7 @@ def test_aot_without_a_compiler_is_one_sentence(tmp_path: Path, monkeypatch: pyt
         to_aot(Flat(), smooth_images(1, 8), tmp_path / "flat.pt2", "cpu")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 @torch.no_grad()
 def test_aot_package_answers_as_torch(tmp_path: Path) -> None:
