@@ -58,7 +58,7 @@ def test_every_table_is_made_and_drawn(
 ) -> None:
     plots = pytest.importorskip("paper_plots", exc_type=ImportError)
     monkeypatch.setattr(spatial_sgd.reconstruct, "__kwdefaults__", {"steps": 2, "seed": 0})
-    paper.run(name, subject, tmp_path, "python benchmarks/paper.py")
+    paper.run(name, subject, tmp_path, "python -m benchmarks.paper.run")
     path = tmp_path / "tiny" / f"{name}.json"
     table = json.loads(path.read_text())
     assert all(len(row) == len(table["heads"]) for row in table["rows"])

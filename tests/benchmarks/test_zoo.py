@@ -1,4 +1,4 @@
-"""A slice of ``benchmarks/zoo.py``: twelve families, every check."""
+"""A slice of ``benchmarks/zoo/run.py``: twelve families, every check."""
 
 from __future__ import annotations
 
