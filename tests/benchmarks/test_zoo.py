@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torchvision
 
-from benchmarks.zoo import EXACT, check
-from benchmarks.zoo_models import SLICE, entries
+from benchmarks.zoo.models import SLICE, entries
+from benchmarks.zoo.run import EXACT, check
 
 ENTRIES = {entry.key: entry for entry in entries()}
 
