@@ -11,8 +11,8 @@ from torch import nn
 
 from benchmarks.common import subjects
 from benchmarks.paper import run as paper
+from benchmarks.peers import spatial_sgd
 from leanconv.models import initialise
-from leanconv.solve import spatial_sgd
 
 ROOT = Path(__file__).parents[2]
 

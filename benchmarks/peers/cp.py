@@ -167,5 +167,5 @@ def _require_tensorly() -> Any:
         import tensorly
         import tensorly.decomposition
     except ImportError:
-        raise LeanconvError("tensorly is not installed; pip install 'leanconv[baselines]'.") from None
+        raise LeanconvError("tensorly is not installed; pip install tensorly.") from None
     return tensorly

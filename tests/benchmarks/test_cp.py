@@ -11,8 +11,8 @@ import tensorly
 import torch
 from torch import Tensor, nn
 
+from benchmarks.peers.cp import cp, cp_factors, cp_macs, cp_rank
 from leanconv import LeanconvError, models
-from leanconv.baselines.cp import cp, cp_factors, cp_macs, cp_rank
 from leanconv.network.layers.geometry import Geometry
 from leanconv.pipeline.inspection import inspect_network
 from tests.support.equality import relative
@@ -152,7 +152,7 @@ def test_refusals_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LeanconvError, match="model is a str"):
         cp("network", "0", 2)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "tensorly", None)  # as if not installed
-    with pytest.raises(LeanconvError, match=r"pip install 'leanconv\[baselines\]'"):
+    with pytest.raises(LeanconvError, match="pip install tensorly"):
         cp(network, "0", 2)
 
 
