@@ -19,8 +19,8 @@ from leanconv.errors import LeanconvError
 from leanconv.images import Preprocess, find_pictures
 from leanconv.train import finetune as finetune_module
 from tests.support.command import call
+from tests.support.processes import apart
 from tests.support.training import (
-    apart,
     assert_same_bits,
     write_pictures,
 )

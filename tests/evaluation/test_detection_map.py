@@ -58,15 +58,15 @@ def test_answers_that_are_none(scenes: Path) -> None:
 
 def test_pictures_that_cannot_be_used(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = {"150_png": b"no picture", "150_json": b'{"width": 30, "height": 24, "objects": []}'}
-    scenes = find_scenes(write_scenes(scenes / "more" / "val.tar", 150, **broken))
+    found = find_scenes(write_scenes(scenes / "more" / "val.tar", 150, **broken))
     bad: list[str] = []
-    (detections,), targets = detect_all([Detector("seer", Seer())], SceneSet(scenes), "cpu", bad=bad)
+    (detections,), targets = detect_all([Detector("seer", Seer())], SceneSet(found), "cpu", bad=bad)
     assert (len(detections), len(targets), bad) == (150, 150, ["val.tar/150.png"])
     assert "cannot read val.tar/150.png (UnidentifiedImageError" in capsys.readouterr().err
     other = {"012_png": coloured(1, (0, 0, 5, 5)), "012_json": b'{"width": 9, "height": 24, "objects": []}'}
-    scenes = find_scenes(write_scenes(scenes / "few" / "val.tar", 12, **other))
+    found = find_scenes(write_scenes(scenes / "few" / "val.tar", 12, **other))
     with pytest.raises(LeanconvError, match=r"1 of 13 images cannot be read \(val.tar/012.png\), more than 1 %"):
-        detect(Seer(), SceneSet(scenes), "cpu")
+        detect(Seer(), SceneSet(found), "cpu")
     assert "is 30 x 24 pixels, but its annotation is for 9 x 24" in capsys.readouterr().err
 
 

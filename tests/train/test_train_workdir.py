@@ -22,8 +22,8 @@ from leanconv.train import finetune as finetune_module
 from leanconv.train.augment import PictureSet, crop_and_flip
 from leanconv.train.checkpoint import PART, Checkpoint
 from leanconv.train.dataset import Examples
+from tests.support.processes import apart
 from tests.support.training import (
-    apart,
     assert_same_bits,
     known,
     quadrants,
