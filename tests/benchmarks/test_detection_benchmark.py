@@ -94,8 +94,6 @@ SHARE = """
 from pathlib import Path
 from tests.support.detection_benchmark import detection_training, small_detector, small_scenes
 
-from tests.support.detection_benchmark import detection_training, small_detector, small_scenes
-
 data = detection_training.read(small_scenes(Path({folder!r})), 64, "cpu")
 seen, batch = [], type(data).batch
 type(data).batch = lambda self, chosen, mirrored: seen.append(chosen.tolist()) or batch(self, chosen, mirrored)
