@@ -16,7 +16,7 @@ import leanconv
 from leanconv import LeanconvError, models
 from leanconv.cli.main import run
 from leanconv.network.layers.kinds import geometry_of
-from leanconv.network.replace import Change, replace
+from leanconv.forms.replace import Change, replace
 from leanconv.network.source import Source, build, identify
 from leanconv.network.survey import survey
 from leanconv.pipeline.inspection import inspect_network

@@ -72,6 +72,11 @@ def as_scheme(value: Any) -> Scheme:
         return value
     if isinstance(value, str) and value in SCHEMES:
         return SCHEMES[value]
+    if value == "spatial-sgd":
+        raise LeanconvError(
+            "scheme='spatial-sgd' is no part of leanconv any more; use scheme='spatial', and train its result with "
+            "train_spatial_pairs of benchmarks/peers/spatial_sgd.py."
+        )
     if isinstance(value, str) and "+" in value:
         value = value.split("+")
     if isinstance(value, Form) and value.name in SCHEMES:
