@@ -121,7 +121,7 @@ def options(config: type) -> tuple[Option, ...]:
 
 
 def check_fields(config: Any) -> None:
-    """Check every option of a dataclass, frozen ones too; call it in ``__post_init__``. Numbers get the field's type."""
+    """Check every option of a dataclass, a frozen one too; call it in ``__post_init__``."""
     for each in options(type(config)):
         object.__setattr__(config, each.name, each.checked(getattr(config, each.name)))
 
