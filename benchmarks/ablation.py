@@ -42,7 +42,7 @@ from vgg16_imagenet import machine
 import leanconv
 from leanconv.config import Options
 from leanconv.evaluation.paired import paired_interval
-from leanconv.system.text_files import write_whole
+from leanconv.system.atomic_files import write_whole
 
 
 def resnet20_cifar10(data: Path, device: str, limit: int | None) -> Subject:

@@ -20,14 +20,15 @@ from leanconv.calibrate.processes import Team
 from leanconv.config import Method, Options, Refine
 from leanconv.kernels.optimize import Kernels, apply, check_kernels
 from leanconv.network.torchvision_detectors import kind_of, seen_as_detector, seen_as_tensors
-from leanconv.network.user_model import check_model, copied, device_of, parse_device, quiet_collector, untouched_rng
+from leanconv.network.user_model import check_model, copied, device_of, parse_device
 from leanconv.pipeline.engine import Engine
 from leanconv.pipeline.run import Job
 from leanconv.progress import reporter
 from leanconv.result import Accelerated
 from leanconv.runtimes.target import Target
 from leanconv.storage.workdir import Workdir, digest_of_images, digest_of_model
-from leanconv.system.malloc import heap_at_hand
+from leanconv.system.process_memory import heap_at_hand, quiet_collector
+from leanconv.system.random_state import untouched_rng
 from leanconv.system.stage_clock import Clock
 from leanconv.train.distill import are_few, check_distillable, check_examples, distilled, joined, put_aside
 

@@ -19,7 +19,7 @@ from leanconv.errors import LeanconvError
 from leanconv.pipeline import engine as engine_module
 from leanconv.pipeline import run as job_module
 from leanconv.result import Accelerated
-from leanconv.system import malloc as heap
+from leanconv.system import process_memory as heap
 from tests.conftest import plain_network, relative, settle_batch_norms, smooth_images
 
 

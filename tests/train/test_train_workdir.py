@@ -19,6 +19,7 @@ from leanconv.errors import LeanconvError
 from leanconv.images import Preprocess, find_pictures
 from leanconv.system.folder_lock import lock_folder
 from leanconv.train import finetune as finetune_module
+from leanconv.train import loop
 from leanconv.train.augment import PictureSet, crop_and_flip
 from leanconv.train.checkpoint import PART, Checkpoint
 from leanconv.train.dataset import Examples
@@ -102,8 +103,6 @@ LONG = {
     "schedule": "cosine",
     "warmup": 3,
     "augment": crop_and_flip(1),
-    "checkpoint_every": 3,
-    "check_every": 4,
 }
 
 
@@ -118,7 +117,7 @@ def killed_at_the_fourth_checkpoint(work: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         keep(self, *given)
 
-    Checkpoint.keep = dies
+    Checkpoint.keep, loop.KEEP_EVERY = dies, 3
     tune(small(0.5), workdir=work, **LONG)
 
 
@@ -158,7 +157,7 @@ def one_of_two(place: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for name, way in SHARED.items():
-        tuned, again = (tune(batch=8, check_every=1, workdir=place / name, epochs=1, **way) for _ in range(2))
+        tuned, again = (tune(batch=8, workdir=place / name, epochs=2, **way) for _ in range(2))
         assert_same_bits(again.model, tuned.model)
         torch.save([tuned.history.to_json(), tuned.model.state_dict()], place / f"{rank}-{name}.pt")
     said = []
@@ -183,7 +182,7 @@ def test_two_processes_train_as_one_and_an_error_in_one_ends_both(tmp_path: Path
         assert "there are 1 images for 2 processes" in sentences[2]
         assert "holds other files and no earlier training" in sentences[3]
     for name, way in SHARED.items():
-        alone = tune(batch=16, check_every=1, epochs=1, **way)
+        alone = tune(batch=16, epochs=2, **way)
         assert alone.history.rows[-1].held_loss < alone.history.rows[0].held_loss
         for rank in range(2):
             history, weights = torch.load(tmp_path / f"{rank}-{name}.pt", weights_only=True)

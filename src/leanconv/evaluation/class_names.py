@@ -51,6 +51,32 @@ def class_indices(pictures: Sequence[Picture], file: Path | None) -> ClassIndice
     return found
 
 
+def class_indices_of_both(
+    training: Sequence[Picture], judged: Sequence[Picture] | None, file: Path | None
+) -> ClassIndices:
+    """The same, of the pictures that are trained on and those that are judged by, which must have the same names."""
+    unlabelled = [picture.name for picture in (*training, *(judged or ())) if picture.label is None]
+    if unlabelled:
+        raise LeanconvError(
+            f"{len(unlabelled)} images lie in no class folder ({listing(unlabelled, 2)}); give a folder a class, or "
+            "--distill ORIGINAL to train without labels."
+        )
+    mapping = class_indices(training, file)
+    if judged is None:
+        return mapping
+    other = class_indices(judged, file)
+    if other.by_order != mapping.by_order:
+        raise LeanconvError(
+            f"the classes are named {listing(list(mapping), 2)} where they are trained on and "
+            f"{listing(list(other), 2)} where they are judged by; name them alike."
+        )
+    if mapping.by_order and (missing := [name for name in other if name not in mapping]):
+        raise LeanconvError(f"there are validation images of {listing(missing, 3)}, and none to train on; give some.")
+    if not mapping.by_order:
+        mapping.update(other)
+    return mapping
+
+
 def _check_parts(pictures: Sequence[Picture]) -> None:
     """Refuse training and validation pictures in one heap: a figure of both together means nothing."""
     found: set[str] = set()

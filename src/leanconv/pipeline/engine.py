@@ -38,7 +38,7 @@ from leanconv.network.replace import Factors
 from leanconv.network.user_model import copied
 from leanconv.progress import Progress, Solved
 from leanconv.storage.workdir import Workdir
-from leanconv.system.malloc import give_back
+from leanconv.system.process_memory import give_back
 from leanconv.system.stage_clock import Clock
 
 # On a CPU batches are cut so that the largest tensor of a pass has at most so many bytes. Larger ones go back to the

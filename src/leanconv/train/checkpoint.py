@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from leanconv.errors import LeanconvError
+from leanconv.system.atomic_files import replaced
 from leanconv.system.folder_lock import lock_folder
 
 STATE = "state.pt"
@@ -27,10 +28,10 @@ DIGESTS = {
 
 
 class Checkpoint:
-    """An opened and locked folder. ``close`` when done."""
+    """An opened and locked folder, for a run with these ``arguments``. ``close`` when done."""
 
-    def __init__(self, folder: str | os.PathLike[str]):
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], arguments: dict[str, Any]):
+        self.folder, self.arguments = Path(folder), arguments
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -46,8 +47,8 @@ class Checkpoint:
     def close(self) -> None:
         os.close(self._lock)
 
-    def load(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
-        """The last state kept, of a run of the same ``arguments``; others are refused by name."""
+    def load(self) -> dict[str, Any] | None:
+        """The last state that was written, by a run with the same arguments; others are refused by name."""
         path = self.folder / STATE
         if not path.exists():
             return None
@@ -61,7 +62,7 @@ class Checkpoint:
             raise LeanconvError(
                 f"workdir={str(self.folder)!r} was written by another version of leanconv; give another folder."
             )
-        for key, value in arguments.items():
+        for key, value in self.arguments.items():
             known = held["arguments"].get(key)
             if value != known and key in DIGESTS:
                 raise LeanconvError(
@@ -76,16 +77,11 @@ class Checkpoint:
         state: dict[str, Any] = held["state"]
         return state
 
-    def keep(self, arguments: dict[str, Any], state: dict[str, Any]) -> None:
-        part = self.folder / PART
+    def keep(self, state: dict[str, Any]) -> None:
         try:
-            with part.open("wb") as file:
-                torch.save({"format": FORMAT, "arguments": arguments, "state": state}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.rename(self.folder / STATE)
+            with replaced(self.folder / STATE, self.folder / PART) as part, part.open("wb") as file:
+                torch.save({"format": FORMAT, "arguments": self.arguments, "state": state}, file)
         except (OSError, RuntimeError) as error:
-            part.unlink(missing_ok=True)
             said = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise LeanconvError(
                 f"cannot write to workdir={str(self.folder)!r}: {said}; make room and start again, the checkpoint "

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,46 +13,43 @@ from leanconv.calibrate.processes import Team
 from leanconv.errors import LeanconvError
 from leanconv.progress import Stage
 from leanconv.train.checkpoint import Checkpoint
-from leanconv.train.dataset import Batch, Examples
-from leanconv.train.early_stopping import of_no_use
+from leanconv.train.dataset import Batch, Examples, Split
 from leanconv.train.history import History, Row
 from leanconv.train.objectives import Goal, WithGoal
-from leanconv.train.settings import Settings
+from leanconv.train.settings import FinetuneConfig
 from leanconv.train.step import Stepper
 
 # Steps between looks at the loss; a GPU has to be waited for.
 LOOK_EVERY = 10
+# Steps between two states written to the workdir.
+KEEP_EVERY = 200
 
 Weights = dict[str, Tensor]
 
 
-@dataclass
 class Loop:
     """``model`` is trained in place and ends with the best weights seen."""
 
-    model: nn.Module
-    goal: Goal
-    examples: Examples
-    training: Sequence[int]  # indices
-    held: Examples
-    held_out: Sequence[int]
-    settings: Settings
-    device: torch.device
-    team: Team
-    stage: Stage
-    checkpoint: Checkpoint | None
-    arguments: dict[str, Any]
-    step: int = 0
-    history: History = field(init=False)
-
-    def __post_init__(self) -> None:
-        given = self.settings
-        self.history = History(given.epochs, self.goal.right)
-        self.per_epoch = Examples.steps(self.training, given.batch * self.team.world)
-        self.steps = given.epochs * self.per_epoch
-        self.stepper = Stepper(self.model, self.goal, given, self.device, self.team)
-        self.best: Weights = _copy(self.model.state_dict())
-        self._sum, self._since = torch.zeros((), device=self.device), 0
+    def __init__(
+        self,
+        model: nn.Module,
+        goal: Goal,
+        split: Split,
+        config: FinetuneConfig,
+        device: torch.device,
+        team: Team,
+        stage: Stage,
+        checkpoint: Checkpoint | None,
+    ):
+        self.model, self.goal, self.split, self.config = model, goal, split, config
+        self.device, self.team, self.stage, self.checkpoint = device, team, stage, checkpoint
+        self.step = 0
+        self.history = History(config.epochs, goal.right)
+        self.per_epoch = Examples.steps(split.training, config.batch * team.world)
+        self.steps = config.epochs * self.per_epoch
+        self.stepper = Stepper(model, goal, config, device, team)
+        self.best: Weights = _copy(model.state_dict())
+        self._sum, self._since = torch.zeros((), device=device), 0
         self._started = time.monotonic()
 
     def run(self) -> History:
@@ -67,13 +62,12 @@ class Loop:
         begun = self.step
         while self.step < self.steps and self.history.stopped is None:
             for batch in self._epoch():
-                rate = self.settings.rate(self.step, self.steps)
+                rate = self.config.rate(self.step, self.steps)
                 self._sum += self.stepper(batch, rate, self.step)
                 self._since += 1
                 self.step += 1
                 self.stage.advance()
-                last = self.step == self.steps
-                checking = last or self.step % (self.settings.check_every or self.per_epoch) == 0
+                checking = self.step % self.per_epoch == 0
                 if (self.step % LOOK_EVERY == 0 or checking) and self._broken():
                     break
                 if checking:
@@ -81,7 +75,7 @@ class Loop:
                     self._say(begun)
                     if self._hopeless():
                         break
-                if self.step % self.settings.checkpoint_every == 0 and not last:
+                if self.step % KEEP_EVERY == 0 and self.step < self.steps:
                     self._keep()
         self.model.load_state_dict(self.best)
         self.model.eval()
@@ -93,14 +87,15 @@ class Loop:
 
     def _epoch(self) -> Iterator[Batch]:
         epoch, start = divmod(self.step, self.per_epoch)
-        return self.examples.training(
-            self.training,
-            batch=self.settings.batch,
-            seed=self.settings.seed,
+        split, config, team = self.split, self.config, self.team
+        return split.examples.training(
+            split.training,
+            batch=config.batch,
+            seed=config.seed,
             epoch=epoch,
             start=start,
-            rank=self.team.rank,
-            world=self.team.world,
+            rank=team.rank,
+            world=team.world,
         )
 
     def _broken(self) -> bool:
@@ -112,7 +107,7 @@ class Loop:
 
     def _not_a_number(self, what: str) -> None:
         self.history.stopped = (
-            f"{what} became NaN or infinite by step {self.step} (lr={self.settings.lr:g}); training stopped, the last "
+            f"{what} became NaN or infinite by step {self.step} (lr={self.config.lr:g}); training stopped, the last "
             "good weights are kept. Try a smaller lr, or clip the gradients."
         )
 
@@ -133,7 +128,7 @@ class Loop:
         row = Row(
             step=self.step,
             epoch=self.step / self.per_epoch,
-            lr=self.settings.rate(0, self.steps) if rate is None else rate,
+            lr=self.config.rate(0, self.steps) if rate is None else rate,
             loss=loss if self._since else None,
             held_loss=held_loss,
             held_right=held_right,
@@ -149,26 +144,28 @@ class Loop:
 
     @torch.no_grad()
     def _measure(self) -> tuple[float | None, float | None]:
-        if not self.held_out:
+        if not self.split.held_out:
             return None, None
         network = WithGoal(self._judged_network().eval(), self.goal)
         loss, right, known = 0.0, 0, True
-        batches = self.held.plain(self.held_out, batch=self.settings.batch, rank=self.team.rank, world=self.team.world)
-        for batch in batches:
+        team = self.team
+        for batch in self.split.held.plain(
+            self.split.held_out, batch=self.config.batch, rank=team.rank, world=team.world
+        ):
             losses, found = self.stepper.judged(network, self.stepper.placed(batch), batch.labels)
             loss += float(losses.sum())
             known = known and found is not None
             right += 0 if found is None else int(found.sum())
         sums = self.team.words([loss, float(right), float(known)])
-        count = len(self.held_out)
+        count = len(self.split.held_out)
         total, rights = (sum(found[place] for found in sums) / count for place in (0, 1))
         return total, rights if all(found[2] for found in sums) else None
 
     def _hopeless(self) -> bool:
         """Whether there is no point in going on, or something is wrong already."""
         if self.history.stopped is None:
-            patience = self.settings.patience if self.step < self.steps else 0
-            self.history.stopped = of_no_use(self.history, len(self.held_out), self.settings.lr, patience)
+            patience = self.config.patience if self.step < self.steps else 0
+            self.history.stopped = self.history.no_use(len(self.split.held_out), self.config.lr, patience)
         return self.history.stopped is not None
 
     def _say(self, begun: int) -> None:
@@ -176,7 +173,7 @@ class Loop:
         if row.step < self.step:
             return
         left = (time.monotonic() - self._started) / max(1, self.step - begun) * (self.steps - self.step)
-        said = zip(self.history.heads, row.cells(self.settings.epochs), strict=True)
+        said = zip(self.history.heads, row.cells(self.config.epochs), strict=True)
         text = ", ".join(f"{head} {cell}" for head, cell in said if cell)
         self.stage.label(f"{text}, {int(left) // 60}:{int(left) % 60:02d} left")
 
@@ -192,15 +189,15 @@ class Loop:
             "sum": float(self._sum),
             "since": self._since,
         }
-        self.checkpoint.keep(self.arguments, state)
+        self.checkpoint.keep(state)
 
     def _unreadable(self) -> list[str]:
         """As far as this process and those before it know."""
-        return sorted({*self.history.unreadable, *self.examples.bad, *self.held.bad})
+        return sorted({*self.history.unreadable, *self.split.examples.bad, *self.split.held.bad})
 
     def _restore(self) -> bool:
         """Go on from the last checkpoint, which the lead has."""
-        state = self.team.share(None if self.checkpoint is None else self.checkpoint.load(self.arguments))
+        state = self.team.share(None if self.checkpoint is None else self.checkpoint.load())
         if state is None:
             return False
         self.step = state["step"]

@@ -20,10 +20,10 @@ def optimizers(
     device: torch.device,
     *,
     weight_decay: float = 0.0,
-    half: torch.dtype | None = None,
+    bf16: bool = False,
 ) -> list[torch.optim.Optimizer]:
-    """Those of ``model``'s weights that are trained; the rate of a group of them is its ``share`` of ``lr``. ``half``:
-    the dtype of mixed precision."""
+    """Those of ``model``'s weights that are trained; the rate of a group of them is its ``share`` of ``lr``. ``bf16``:
+    whether the network runs in mixed precision."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if kind == "sgd":
         return [torch.optim.SGD([{"params": trained, "share": 1.0}], lr=lr, momentum=0.9, weight_decay=weight_decay)]
@@ -33,7 +33,7 @@ def optimizers(
     found: list[torch.optim.Optimizer] = []
     if filters:
         # Half precision is enough for a direction, and on a GPU that has it the products are almost free.
-        dtype = torch.bfloat16 if half is torch.bfloat16 and device.type == "cuda" else None
+        dtype = torch.bfloat16 if bf16 and device.type == "cuda" else None
         found.append(Muon([{"params": filters, "share": 1.0}], lr, weight_decay=weight_decay, dtype=dtype))
     if rest:
         found.append(
@@ -63,16 +63,6 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float, device: torch.device
             group["lr"].fill_(own)
         else:
             group["lr"] = torch.tensor(own, device=device)
-
-
-def reached(among: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    """Those with a gradient: where all that one moves is in a part that the goal does not reach, a scaler of gradients
-    would refuse to go on with it."""
-    return [
-        optimizer
-        for optimizer in among
-        if any(weights.grad is not None for group in optimizer.param_groups for weights in group["params"])
-    ]
 
 
 def _filters(model: nn.Module) -> list[nn.Parameter]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from leanconv.ranks import Choice
 from leanconv.ranks.latency.plan import TimedPlan
-from leanconv.system.text_files import write_whole
+from leanconv.system.atomic_files import write_whole
 
 FILE = "plan.json"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from leanconv.network.sites import Site
-from leanconv.network.user_model import untouched_rng
 from leanconv.pipeline.engine import Engine
 from leanconv.ranks import Candidate, Pairs, Plan
 from leanconv.ranks.latency.plan import Changes, TimedPlan, Wish, measured, plan_by_time
 from leanconv.ranks.latency.resume import remembered
 from leanconv.runtimes.target import Measured, Target
+from leanconv.system.random_state import untouched_rng
 
 
 def timed_plan(
