@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 import leanconv
 from leanconv.result import Accelerated
 from leanconv.train import distill as refine
+from leanconv.train.finetune import finetune
 from tests.conftest import plain_network, relative, smooth_images
 
 SIZE = 12
@@ -31,6 +34,10 @@ def run(refined: str = "distill", model: nn.Module | None = None, **other: objec
         refine=refined,  # type: ignore[arg-type]
         **arguments,  # type: ignore[arg-type]
     )
+
+
+def trained_with(monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
+    monkeypatch.setattr(refine, "finetune", partial(finetune, **settings))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from leanconv.images.loading import Placed
 from leanconv.result import Accelerated
 from leanconv.train import distill as refine
 from leanconv.train.augment import crop_and_flip
-from tests import distilling
+from tests.support import distilling
 from tests.conftest import smooth_images
 from tests.images.test_images import write_picture
 from tests.storage.test_workdir import assert_equal

@@ -11,7 +11,7 @@ from leanconv.demo import digits, train
 from leanconv.result import Accelerated
 from leanconv.train import distill as refine
 from leanconv.train.finetune import finetune
-from tests import distilling
+from tests.support import distilling
 from tests.conftest import relative
 from tests.support.distilling import images, run
 

@@ -16,7 +16,7 @@ from leanconv.storage.workdir import Workdir
 from leanconv.train import distill as refine
 from leanconv.train import loop
 from leanconv.train.checkpoint import Checkpoint
-from tests import distilling
+from tests.support import distilling
 from tests.storage.test_workdir import assert_equal, ended_after
 from tests.support.distilling import run
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import leanconv
-from leanconv.train.objectives import Distillation, _Distance
+from leanconv.train.objectives import Distillation, _Distance, feature_layers
 from tests.conftest import plain_network, smooth_images
 from tests.support.training import (
     CLASSES,
