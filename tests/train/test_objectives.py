@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv.train.objectives import Distillation, _Distance, feature_layers
-from tests.conftest import plain_network, smooth_images
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 from tests.support.training import (
     CLASSES,
     assert_same_bits,
