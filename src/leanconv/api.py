@@ -17,8 +17,9 @@ from leanconv.calibrate.image_arguments import check_images
 from leanconv.calibrate.memory import Memory, device_share, parse_memory
 from leanconv.calibrate.prefetch import SHARE, travelling
 from leanconv.calibrate.processes import Team
-from leanconv.config import Method, Options, Refine
+from leanconv.config import Options, Refine
 from leanconv.kernels.optimize import Kernels, apply, check_kernels
+from leanconv.network.layers.geometry import Scheme
 from leanconv.network.torchvision_detectors import kind_of, seen_as_detector, seen_as_tensors
 from leanconv.network.user_model import check_model, copied, device_of, parse_device
 from leanconv.pipeline.engine import Engine
@@ -37,7 +38,7 @@ def accelerate(
     model: nn.Module,
     images: Iterable[Any],
     speedup: float = 4.0,
-    scheme: Method = "3d",
+    scheme: Scheme = "3d",
     solver: Literal["linear", "nonlinear"] = "nonlinear",
     asymmetric: bool = True,
     ranks: Literal["uniform", "energy", "sensitivity", "latency"] | Mapping[str, Any] = "energy",
@@ -67,8 +68,7 @@ def accelerate(
         speedup: convolution MACs before / after. Met exactly: ``speedup <= achieved < 1.02 * speedup``. With
             ``ranks="latency"``: time of the whole network before / after, as measured.
         scheme: ``"channel"`` (k x k, d') + (1 x 1, d); ``"spatial"`` (k x 1, d'') + (1 x k, d), weights only;
-            ``"3d"`` (k x 1, d'') + (1 x k, d') + (1 x 1, d); ``"spatial-sgd"``: like spatial, its filters then trained
-            to give the original's responses (a baseline: it is slow).
+            ``"3d"`` (k x 1, d'') + (1 x k, d') + (1 x 1, d).
         solver: ``"linear"`` fits responses; ``"nonlinear"`` fits what is left of them behind the activation.
         asymmetric: fit each layer to the input the layers already accelerated give it, so errors do not pile up.
         ranks: ``"energy"`` keeps the largest product of PCA energies; ``"uniform"`` gives every layer the same
@@ -245,7 +245,7 @@ def _begin(
 def reachable(
     model: nn.Module,
     images: Iterable[Any],
-    scheme: Method = "3d",
+    scheme: Scheme = "3d",
     skip: Iterable[str] | None = None,
     device: torch.device | str | None = None,
     *,

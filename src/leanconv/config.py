@@ -22,8 +22,7 @@ LAYERS = ("conv", "all")
 REFINE = ("none", "closed-form", "distill")
 # Schemes in which a layer is fitted to its responses, in closed form.
 FITTED = ("3d", "channel")
-Method = Scheme | Literal["spatial-sgd"]
-METHODS: tuple[Method, ...] = ("channel", "spatial", "3d", "spatial-sgd")
+SCHEMES: tuple[Scheme, ...] = ("channel", "spatial", "3d")
 # Positions looked at a layer, where it is to be found out how many it needs.
 MOST = 200_000
 
@@ -33,7 +32,7 @@ class Options:
     """The arguments of one call. ``ranks`` is a method or a mapping of layer to rank; ``skip`` None is the default."""
 
     speedup: float
-    scheme: Method
+    scheme: Scheme
     solver: Solver
     asymmetric: bool
     ranks: Literal["uniform", "energy", "sensitivity", "latency"] | Mapping[str, Any]
@@ -69,7 +68,12 @@ class Options:
         sweeps: Any = 0,
     ) -> Options:
         """Options from raw arguments, or a LeanconvError that names the wrong one."""
-        _one_of("scheme", scheme, METHODS)
+        if isinstance(scheme, str) and scheme == "spatial-sgd":
+            raise LeanconvError(
+                "scheme='spatial-sgd' is no part of leanconv any more; use scheme='spatial', and train its result with "
+                "train_spatial_pairs of benchmarks/peers/spatial_sgd.py."
+            )
+        _one_of("scheme", scheme, SCHEMES)
         if refine is None:
             refine = "closed-form" if scheme in FITTED else "none"
         _one_of("solver", solver, SOLVERS)
@@ -119,8 +123,8 @@ class Options:
 
     @property
     def form(self) -> Scheme:
-        """What a layer is replaced by: ``spatial-sgd`` differs from ``spatial`` in the numbers only."""
-        return "spatial" if self.scheme == "spatial-sgd" else self.scheme
+        """What a layer is replaced by."""
+        return self.scheme
 
     @property
     def most_samples(self) -> int:

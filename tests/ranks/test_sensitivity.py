@@ -287,7 +287,7 @@ def test_other_schemes(scheme: Any) -> None:
     assert {layer.scheme for layer in result.layers} == {scheme}
 
 
-@pytest.mark.parametrize("scheme", ["channel", "spatial", "spatial-sgd", "3d"])
+@pytest.mark.parametrize("scheme", ["channel", "spatial", "3d"])
 def test_a_layer_whose_responses_never_vary(scheme: Any) -> None:
     network = plain_network(batch_norm=False)
     dead = network[2]

@@ -28,13 +28,13 @@ from torchvision.models import _api as registry
 from torchvision.models.vgg import VGG, make_layers
 
 import leanconv
-import leanconv.baselines.cp
 import leanconv.cli.common
 import leanconv.ranks.latency.run
 import leanconv.runtimes.bench.comparison
 import leanconv.runtimes.export.onnx
 import leanconv.runtimes.export.pt2
 import leanconv.train.finetune
+from benchmarks.peers import cp
 from leanconv import api as _accelerate
 from leanconv import demo, models
 from leanconv.network import source
@@ -164,7 +164,7 @@ def small_world() -> Iterator[None]:
         )
         patch.setattr(leanconv.runtimes.export.onnx, "write_onnx", once(leanconv.runtimes.export.onnx.write_onnx))
         patch.setattr(leanconv.runtimes.export.pt2, "write_pt2", once(leanconv.runtimes.export.pt2.write_pt2))
-        patch.setattr(leanconv.baselines.cp, "cp", cut(leanconv.baselines.cp.cp, iterations=2))
+        patch.setattr(cp, "cp", cut(cp.cp, iterations=2))
         # Networks as small as these can hardly be had in less time.
         patch.setattr(leanconv.ranks.latency.run, "Wish", lambda **_: Wish(speedup=1.05, latency=None))
         patch.setattr(leanconv.cli.common, "pick_workers", lambda asked: 0)

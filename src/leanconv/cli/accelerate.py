@@ -27,7 +27,7 @@ def accelerate(
     speedup: Annotated[
         float, typer.Option(help="Convolution MACs before / after; with --ranks latency: time before / after.")
     ] = 4.0,
-    scheme: Annotated[str, typer.Option(help="channel, spatial, 3d, or spatial-sgd (a slow baseline).")] = "3d",
+    scheme: Annotated[str, typer.Option(help="channel, spatial or 3d.")] = "3d",
     solver: Annotated[str, typer.Option(help="linear or nonlinear.")] = "nonlinear",
     refine: Annotated[
         str | None,

@@ -12,7 +12,6 @@ from leanconv.forms.fit import Fit, Outcome, fit_site, measure, samples_needed, 
 from leanconv.network.replace import Change, Factors, replace
 from leanconv.network.sites import Site
 from leanconv.pipeline.engine import Engine
-from leanconv.pipeline.spatial_sgd import reconstructed
 from leanconv.progress import Solved
 from leanconv.ranks import Choice, Plan
 from leanconv.solve import Parts, SpatialFactors, parted, thinned
@@ -48,19 +47,12 @@ class Solving:
         )
 
     def _split(self) -> dict[str, Outcome]:
-        """The spatial schemes: nothing to fit, or fitted to the original's responses by descent. Errors are measured
-        in the network as it ends up."""
-        engine, probes, samples = self.engine, dict(self.probes), dict.fromkeys(self.probes, 0)
-        with engine.reporter.stage("solving", len(probes)) as stage:
-            for number, (name, probe) in enumerate(self.probes.items(), 1):
-                if engine.options.scheme == "spatial-sgd":
-                    with engine.clock.stage("solving"):
-                        split, bias, samples[name] = reconstructed(engine, self.dense[name], self.splits[name])
-                    probes[name] = Probe(probe.site, split.product(), bias, split)
-                    stage.solved(self._describe(name, None), number, len(probes))
+        """The spatial scheme: nothing to fit. Errors are measured in the network as it ends up."""
+        with self.engine.reporter.stage("solving", len(self.probes)) as stage:
+            for name, probe in self.probes.items():
                 stage.advance()
-                self._put(name, split_factors(probes[name]))
-        return {name: Outcome(error, samples[name]) for name, error in self._measured(probes).items()}
+                self._put(name, split_factors(probe))
+        return {name: Outcome(error) for name, error in self._measured(self.probes).items()}
 
     def _symmetric(self) -> dict[str, Outcome]:
         """Every site fitted to the original's inputs."""

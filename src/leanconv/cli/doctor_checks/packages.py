@@ -32,7 +32,6 @@ EXTRAS = {
     "timm": Extra(("timm",), "networks called timm:NAME"),
     "datasets": Extra(("datasets",), "images called hf:NAME:SPLIT"),
     "detection": Extra(("torchmetrics", "pycocotools"), "leanconv evaluate --metric coco"),
-    "baselines": Extra(("tensorly",), "leanconv.baselines, other methods to compare with"),
 }
 
 
