@@ -49,7 +49,7 @@ def test_a_workdir_refuses_what_does_not_go_with_it(tmp_path: Path) -> None:
         ({"epochs": 3}, "epochs=1, but epochs=3 was given"),
         (
             {"augment": crop_and_flip(2)},
-            r"augment=None, but augment='_CropAndFlip\(padding=2, reflect=False, mix=0.0\)' was given",
+            r"augment=None, but augment='_CropAndFlip\(padding=2, reflect=False\)' was given",
         ),
         ({"network": small().requires_grad_(False), "ema": 0.5}, "ema=0.0, but ema=0.5"),
         ({"network": known()}, "holds a training with another network, or other weights; give the same again"),

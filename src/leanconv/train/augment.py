@@ -16,18 +16,16 @@ from leanconv.images import Picture, Preprocess
 from leanconv.train.dataset import Unreadable, sent
 
 
-def crop_and_flip(padding: int, *, reflect: bool = False, mix: float = 0.0) -> _CropAndFlip:
+def crop_and_flip(padding: int, *, reflect: bool = False) -> _CropAndFlip:
     """Of tensors: images moved by up to ``padding`` pixels each way, and mirrored half the time. Zeros move in, or with
-    ``reflect`` the mirror image: no edge that a network fitted to whole images has not seen. ``mix`` as for
-    ``random_views``."""
-    return _CropAndFlip(whole("padding", padding, 0), reflect, _share("mix", mix, 0.0))
+    ``reflect`` the mirror image: no edge that a network fitted to whole images has not seen."""
+    return _CropAndFlip(whole("padding", padding, 0), reflect)
 
 
 @dataclass(frozen=True)
 class _CropAndFlip:
     padding: int
     reflect: bool
-    mix: float
 
     def __call__(self, images: Tensor) -> Tensor:
         n, _, h, w = images.shape
@@ -38,48 +36,7 @@ class _CropAndFlip:
         columns = torch.where(mirrored, w - 1 - columns, columns) + right
         rows = torch.arange(h, device=images.device).expand(n, h) + down
         numbers = torch.arange(n, device=images.device)[:, None, None]
-        moved = wide[numbers, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
-        return _mixed(moved, self.mix) if self.mix else moved
-
-
-def random_views(smallest: float = 0.4, mix: float = 0.0) -> _RandomViews:
-    """Of tensors: a square part of every image, of at least this share of its area, brought back to its size, mirrored
-    half the time and a little brighter or darker; a share ``mix`` of the images is mixed with another one, which only
-    an original network can name (distillation)."""
-    return _RandomViews(_share("smallest", smallest, 1e-3), _share("mix", mix, 0.0))
-
-
-def _share(name: str, value: float, least: float) -> float:
-    if not (isinstance(value, (int, float)) and least <= value <= 1):
-        raise LeanconvError(f"{name}={value!r} must be a share from {least:g} to 1.")
-    return float(value)
-
-
-def _mixed(images: Tensor, share: float) -> Tensor:
-    """A ``share`` of the images, by chance, mixed with another one."""
-    n = len(images)
-    own = torch.where(torch.rand(n) < share, torch.rand(n), torch.ones(n)).to(images.dtype)[:, None, None, None]
-    return torch.lerp(images[sent(torch.randperm(n), images.device)], images, sent(own, images.device))
-
-
-@dataclass(frozen=True)
-class _RandomViews:
-    smallest: float
-    mix: float
-
-    def __call__(self, images: Tensor) -> Tensor:
-        n = len(images)
-        side = torch.empty(n).uniform_(self.smallest, 1.0).sqrt()
-        mirror = torch.where(torch.rand(n) < 0.5, -1.0, 1.0)
-        place = (1 - side)[:, None] * torch.empty(n, 2).uniform_(-1.0, 1.0)
-        zero = torch.zeros(n)
-        rows = [torch.stack([side * mirror, zero, place[:, 0]], 1), torch.stack([zero, side, place[:, 1]], 1)]
-        grid = F.affine_grid(
-            sent(torch.stack(rows, 1).to(images.dtype), images.device), list(images.shape), align_corners=False
-        )
-        seen = F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
-        seen = seen * sent(torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2).to(images.dtype), images.device)
-        return _mixed(seen, self.mix) if self.mix else seen
+        return wide[numbers, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 
 @dataclass(frozen=True)
