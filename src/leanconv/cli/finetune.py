@@ -16,8 +16,8 @@ from leanconv.train.settings import ORIGINAL_ONLY, FinetuneConfig
 if TYPE_CHECKING:
     from torch import nn
 
+    from leanconv.images.picture_set import PictureSet
     from leanconv.result import Accelerated
-    from leanconv.train.augment import PictureSet
 
 Folder = Annotated[Path, typer.Argument(help="What leanconv accelerate wrote.")]
 Data = Annotated[str, typer.Option(help="Images: a folder, with a folder a class if there are labels; .tar files.")]
@@ -79,9 +79,9 @@ def finetune(
     from leanconv.evaluation.class_names import class_indices_of_both
     from leanconv.images import find_pictures
     from leanconv.images.loading import spread
+    from leanconv.images.picture_set import PictureSet
     from leanconv.network.torchvision_detectors import kind_of
     from leanconv.storage.folder import check_new
-    from leanconv.train.augment import PictureSet
     from leanconv.train.finetune import finetune as run
 
     check_new(out)
@@ -180,9 +180,9 @@ def _outputs(model: nn.Module, pictures: PictureSet) -> int:
     """How many classes the network tells apart: its answer to the first picture that can be read."""
     import torch
 
+    from leanconv.errors import Unreadable
     from leanconv.evaluation.classification import as_taken, class_scores
     from leanconv.network.model_error import model_failed
-    from leanconv.train.dataset import Unreadable
 
     for number in range(len(pictures)):
         try:

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from leanconv.errors import LeanconvError, listing, warn
-from leanconv.images.loading import refuse_too_many
+from leanconv.errors import LeanconvError, Unreadable, listing, warn
 from leanconv.system.random_state import seeded
 
 Augment = Callable[[Tensor], Tensor]
@@ -135,6 +134,10 @@ class Examples:
             yield images, labels
 
     def _note(self, bad: list[Unreadable]) -> None:
+        if not bad:
+            return
+        from leanconv.images.loading import refuse_too_many  # what reads pictures is loaded where there are some
+
         for found in bad:
             if found.name not in self.bad:
                 self.bad.append(found.name)
@@ -194,14 +197,6 @@ def _class_indices(labels: Tensor) -> Tensor:
             "image."
         )
     return labels.long()
-
-
-class Unreadable(Exception):
-    """An item of a dataset that cannot be read, by name, and why: another is taken instead."""
-
-    def __init__(self, name: str, reason: str):
-        super().__init__(name, reason)
-        self.name, self.reason = name, reason
 
 
 Item = tuple[Any, list[Unreadable]]

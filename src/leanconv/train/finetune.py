@@ -22,7 +22,6 @@ from leanconv.result import Accelerated
 from leanconv.storage.workdir import digest_of_model
 from leanconv.system.precision import chosen_kernels
 from leanconv.system.random_state import untouched_rng
-from leanconv.train.augment import PictureSet
 from leanconv.train.checkpoint import Checkpoint
 from leanconv.train.dataset import Augment, Examples, Split
 from leanconv.train.history import History
@@ -237,8 +236,6 @@ def _digest(examples: Examples) -> str:
     total = hashlib.sha256(str(len(examples)).encode())
     for tensor in examples.tensors:
         total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    if isinstance(examples.data, PictureSet):
-        for picture in examples.data.pictures:
-            total.update(f"{picture.name} {picture.label} ".encode())
-        total.update(repr((examples.data.preprocess, examples.data.classes, examples.data.smallest)).encode())
+    if hasattr(examples.data, "fingerprint"):
+        total.update(examples.data.fingerprint().encode())
     return total.hexdigest()

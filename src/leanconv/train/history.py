@@ -73,7 +73,7 @@ class History:
         loss = math.inf if row.held_loss is None else row.held_loss
         return (row.held_right or 0.0) if self.right == "top-1" else 0.0, -loss
 
-    def no_use(self, count: int, lr: float, patience: int) -> str | None:
+    def reason_to_stop(self, count: int, lr: float, patience: int) -> str | None:
         """Why to stop, by what was measured on ``count`` images held out; None: go on. ``patience``: checks without a
         better one, 0 for ever."""
         now = self.rows[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from leanconv.calibrate.processes import Team
 from leanconv.errors import LeanconvError
 from leanconv.progress import Stage
 from leanconv.train.checkpoint import Checkpoint
-from leanconv.train.dataset import Batch, Examples, Split
+from leanconv.train.dataset import Examples, Split
 from leanconv.train.history import History, Row
 from leanconv.train.objectives import Goal, WithGoal
 from leanconv.train.settings import FinetuneConfig
@@ -49,6 +49,7 @@ class Loop:
         self.steps = config.epochs * self.per_epoch
         self.stepper = Stepper(model, goal, config, device, team)
         self.best: Weights = _copy(model.state_dict())
+        # Of the steps since the last check: the sum of their losses, and how many they are.
         self._sum, self._since = torch.zeros((), device=device), 0
         self._started = time.monotonic()
 
@@ -58,45 +59,43 @@ class Loop:
         self.stepper.begin()
         if not restored:
             self._check()
-            self._keep()
-        begun = self.step
+            self._save()
+        first = self.step
         while self.step < self.steps and self.history.stopped is None:
-            for batch in self._epoch():
-                rate = self.config.rate(self.step, self.steps)
-                self._sum += self.stepper(batch, rate, self.step)
-                self._since += 1
-                self.step += 1
-                self.stage.advance()
-                checking = self.step % self.per_epoch == 0
-                if (self.step % LOOK_EVERY == 0 or checking) and self._broken():
-                    break
-                if checking:
-                    self._check(rate)
-                    self._say(begun)
-                    if self._hopeless():
-                        break
-                if self.step % KEEP_EVERY == 0 and self.step < self.steps:
-                    self._keep()
+            self._epoch(first)
         self.model.load_state_dict(self.best)
         self.model.eval()
-        found = self.team.words(self._unreadable())
-        self.history.unreadable = sorted({name for names in found for name in names})
-        self._keep()
+        self.history.unreadable = sorted({name for names in self.team.words(self._unreadable()) for name in names})
+        self._save()
         self.history.seconds += time.monotonic() - self._started
         return self.history
 
-    def _epoch(self) -> Iterator[Batch]:
+    def _epoch(self, first: int) -> None:
+        """What is left of the present epoch. ``first``: the step this process began with."""
         epoch, start = divmod(self.step, self.per_epoch)
-        split, config, team = self.split, self.config, self.team
-        return split.examples.training(
-            split.training,
-            batch=config.batch,
-            seed=config.seed,
-            epoch=epoch,
-            start=start,
-            rank=team.rank,
-            world=team.world,
-        )
+        how = {"batch": self.config.batch, "rank": self.team.rank, "world": self.team.world}
+        for batch in self.split.examples.training(
+            self.split.training, seed=self.config.seed, epoch=epoch, start=start, **how
+        ):
+            rate = self.config.rate(self.step, self.steps)
+            self._sum += self.stepper(batch, rate, self.step)
+            self._since += 1
+            self.step += 1
+            self.stage.advance()
+            end_of_epoch = self.step % self.per_epoch == 0
+            if (self.step % LOOK_EVERY == 0 or end_of_epoch) and self._broken():
+                return
+            if end_of_epoch:
+                self._check(rate)
+                self._say(first)
+                if self.history.stopped is None:
+                    patience = self.config.patience if self.step < self.steps else 0
+                    count = len(self.split.held_out)
+                    self.history.stopped = self.history.reason_to_stop(count, self.config.lr, patience)
+                if self.history.stopped is not None:
+                    return
+            if self.step % KEEP_EVERY == 0 and self.step < self.steps:
+                self._save()
 
     def _broken(self) -> bool:
         """Whether the loss is no number any more, in any process."""
@@ -113,10 +112,11 @@ class Loop:
 
     def _check(self, rate: float | None = None) -> None:
         """Measure on the images held out; remember the weights if they are the best so far."""
-        judged = self._judged_network()
+        average = self.stepper.average
+        network = self.model if average is None or not self.step else average
         loss = sum(self.team.words(float(self._sum))) / self.team.world / max(1, self._since)
-        held_loss, held_right = self._measure()
-        largest = nn.utils.get_total_norm(list(judged.parameters()), math.inf) if held_loss is None else held_loss
+        held_loss, held_right = self._measure(network)
+        largest = nn.utils.get_total_norm(list(network.parameters()), math.inf) if held_loss is None else held_loss
         if not math.isfinite(largest):
             if not self.step:
                 raise LeanconvError(
@@ -135,53 +135,40 @@ class Loop:
         )
         self._sum, self._since = torch.zeros_like(self._sum), 0
         if self.history.add(row):
-            self.best = _copy(judged.state_dict())
-
-    def _judged_network(self) -> nn.Module:
-        """The network, or the average of its weights."""
-        average = self.stepper.average
-        return self.model if average is None or not self.step else average
+            self.best = _copy(network.state_dict())
 
     @torch.no_grad()
-    def _measure(self) -> tuple[float | None, float | None]:
-        if not self.split.held_out:
+    def _measure(self, network: nn.Module) -> tuple[float | None, float | None]:
+        """The mean loss and the share of right answers on the images held out."""
+        indices = self.split.held_out
+        if not indices:
             return None, None
-        network = WithGoal(self._judged_network().eval(), self.goal)
+        judged = WithGoal(network.eval(), self.goal)
         loss, right, known = 0.0, 0, True
-        team = self.team
-        for batch in self.split.held.plain(
-            self.split.held_out, batch=self.config.batch, rank=team.rank, world=team.world
-        ):
-            losses, found = self.stepper.judged(network, self.stepper.placed(batch), batch.labels)
+        how = {"batch": self.config.batch, "rank": self.team.rank, "world": self.team.world}
+        for batch in self.split.held.plain(indices, **how):
+            losses, rights = self.stepper.judged(judged, self.stepper.placed(batch), batch.labels)
             loss += float(losses.sum())
-            known = known and found is not None
-            right += 0 if found is None else int(found.sum())
+            known = known and rights is not None
+            right += 0 if rights is None else int(rights.sum())
         sums = self.team.words([loss, float(right), float(known)])
-        count = len(self.split.held_out)
-        total, rights = (sum(found[place] for found in sums) / count for place in (0, 1))
-        return total, rights if all(found[2] for found in sums) else None
+        mean_loss, share = (sum(each[place] for each in sums) / len(indices) for place in (0, 1))
+        return mean_loss, share if all(each[2] for each in sums) else None
 
-    def _hopeless(self) -> bool:
-        """Whether there is no point in going on, or something is wrong already."""
-        if self.history.stopped is None:
-            patience = self.config.patience if self.step < self.steps else 0
-            self.history.stopped = self.history.no_use(len(self.split.held_out), self.config.lr, patience)
-        return self.history.stopped is not None
-
-    def _say(self, begun: int) -> None:
+    def _say(self, first: int) -> None:
         row = self.history.rows[-1]
         if row.step < self.step:
             return
-        left = (time.monotonic() - self._started) / max(1, self.step - begun) * (self.steps - self.step)
-        said = zip(self.history.heads, row.cells(self.config.epochs), strict=True)
-        text = ", ".join(f"{head} {cell}" for head, cell in said if cell)
+        left = (time.monotonic() - self._started) / max(1, self.step - first) * (self.steps - self.step)
+        cells = zip(self.history.heads, row.cells(self.config.epochs), strict=True)
+        text = ", ".join(f"{head} {cell}" for head, cell in cells if cell)
         self.stage.label(f"{text}, {int(left) // 60}:{int(left) % 60:02d} left")
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         if self.checkpoint is None:
             return
         seconds = self.history.seconds + time.monotonic() - self._started
-        state = {
+        state: dict[str, Any] = {
             "step": self.step,
             **self.stepper.state(),
             "best": self.best,
