@@ -11,12 +11,12 @@ from leanconv.cli import common as given
 from leanconv.cli.json_output import print_json
 from leanconv.cli.options import with_options_of
 from leanconv.errors import LeanconvError, warn
+from leanconv.system.fields import number_in
 from leanconv.train.settings import ORIGINAL_ONLY, FinetuneConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from leanconv.images.picture_set import PictureSet
     from leanconv.result import Accelerated
 
 Folder = Annotated[Path, typer.Argument(help="What leanconv accelerate wrote.")]
@@ -76,7 +76,7 @@ def finetune(
     from dataclasses import replace
 
     from leanconv.cli.networks import opened
-    from leanconv.evaluation.class_names import class_indices_of_both
+    from leanconv.evaluation.class_names import class_count, class_indices_of_both
     from leanconv.images import find_pictures
     from leanconv.images.loading import spread
     from leanconv.images.picture_set import PictureSet
@@ -108,7 +108,7 @@ def finetune(
         prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
         examples = PictureSet(pictures, prepare, mapping, smallest)
         if mapping is not None:
-            mapping.check(_outputs(network.model, examples.unchanged()))
+            mapping.check(class_count(network.model, examples.unchanged()))
         tuned = run(
             result,
             examples,
@@ -128,23 +128,17 @@ def finetune(
     if history.stopped is not None:
         warn(history.stopped)
     if as_json:
-        known = {"verdict": history.verdict(), "stopped": history.stopped, "unreadable": history.unreadable}
-        print_json({"folder": str(out), **known, **(tuned.result.training or {})})
+        facts = {"verdict": history.verdict(), "stopped": history.stopped, "unreadable": history.unreadable}
+        print_json({"folder": str(out), **facts, **(tuned.result.training or {})})
     else:
-        print(history.table())
-        print(f"{history.verdict()}\nsaved to {out}")
+        print(f"{history.table()}\n{history.verdict()}\nsaved to {out}")
 
 
 def _smallest(text: str) -> float | None:
-    if text == "off":
-        return None
     try:
-        share = float(text)
+        return None if text == "off" else number_in("augment", float(text), above=0, at_most=1)
     except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise LeanconvError(f"--augment {text!r} must be a number above 0 and at most 1, or off.")
-    return share
+        raise LeanconvError(f"--augment {text!r} must be a number above 0 and at most 1, or off.") from None
 
 
 def _parts(data: str, validation: str | None) -> tuple[str, str | None]:
@@ -153,9 +147,7 @@ def _parts(data: str, validation: str | None) -> tuple[str, str | None]:
     from leanconv.images.find import TRAINING
 
     judged_by = held_out(data)
-    if judged_by == data:
-        return data, validation
-    return str(Path(data) / TRAINING), validation or judged_by
+    return (data, validation) if judged_by == data else (str(Path(data) / TRAINING), validation or judged_by)
 
 
 def _networks(
@@ -174,25 +166,3 @@ def _networks(
     if original is not None:
         base = given.load_network(original, "none", None, default_weights="none").model
     return load_result(folder, base), teacher
-
-
-def _outputs(model: nn.Module, pictures: PictureSet) -> int:
-    """How many classes the network tells apart: its answer to the first picture that can be read."""
-    import torch
-
-    from leanconv.errors import Unreadable
-    from leanconv.evaluation.classification import as_taken, class_scores
-    from leanconv.network.model_error import model_failed
-
-    for number in range(len(pictures)):
-        try:
-            image = pictures[number][0][None]
-        except Unreadable:
-            continue
-        try:
-            with torch.no_grad():
-                output = model(as_taken(model, image))
-        except Exception as error:
-            raise model_failed(error, image) from error
-        return class_scores(output).shape[1]
-    raise LeanconvError(f"none of the {len(pictures)} images could be read; repair or replace them.")

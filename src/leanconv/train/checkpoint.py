@@ -20,10 +20,10 @@ PART = f"{STATE}.part"
 FORMAT = "leanconv-training-3"
 # Arguments that are known by a digest, and what to say where it differs.
 DIGESTS = {
-    "network": "another network, or other weights",
-    "original": "another original, or none",
-    "data": "other images",
-    "validation": "other validation images, or none",
+    "network": "another network, or other weights; give the same again",
+    "original": "another original, or none; give the same again",
+    "data": "other images; give the same again",
+    "validation": "other validation images, or none; give the same again",
 }
 
 
@@ -53,30 +53,25 @@ class Checkpoint:
         if not path.exists():
             return None
         try:
-            held: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch's loader can raise anything on a damaged file
             raise LeanconvError(
                 f"workdir={str(self.folder)!r}: {STATE} cannot be read ({type(error).__name__}); delete the folder."
             ) from None
-        if not isinstance(held, dict) or held.get("format") != FORMAT:
+        if not isinstance(saved, dict) or saved.get("format") != FORMAT:
             raise LeanconvError(
                 f"workdir={str(self.folder)!r} was written by another version of leanconv; give another folder."
             )
         for key, value in self.arguments.items():
-            known = held["arguments"].get(key)
+            known = saved["arguments"].get(key)
             if key == "augment" and isinstance(known, str):
                 known = known.replace(", mix=0.0", "")  # of a state from when images could be mixed
-            if value != known and key in DIGESTS:
-                raise LeanconvError(
-                    f"workdir={str(self.folder)!r} holds a training with {DIGESTS[key]}; give the same again, or "
-                    "another workdir."
-                )
             if value != known:
+                differ = f"{key}={known!r}, but {key}={value!r} was given; give the same arguments"
                 raise LeanconvError(
-                    f"workdir={str(self.folder)!r} holds a training with {key}={known!r}, but {key}={value!r} was "
-                    "given; give the same arguments, or another workdir."
+                    f"workdir={str(self.folder)!r} holds a training with {DIGESTS.get(key, differ)}, or another workdir."
                 )
-        state: dict[str, Any] = held["state"]
+        state: dict[str, Any] = saved["state"]
         return state
 
     def keep(self, state: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from leanconv.system.text_table import table
 
-# A network that has lost more than this share of what it got right was trained with too large a rate; if that is more
+# A network that has lost more than this share of its right answers was trained with too large a rate, if that is more
 # than chance does: FEW images at least, and three standard deviations of a count.
 COLLAPSE, FEW = 0.5, 10
 
@@ -69,13 +69,13 @@ class History:
         return best
 
     def _order(self, row: Row) -> tuple[float, float]:
-        """With labels, more images right, and of equal ones the smaller loss; towards an original, the smaller loss."""
+        """With labels, more images right, and of equal ones the smaller loss; to distill, the smaller loss."""
         loss = math.inf if row.held_loss is None else row.held_loss
         return (row.held_right or 0.0) if self.right == "top-1" else 0.0, -loss
 
     def reason_to_stop(self, count: int, lr: float, patience: int) -> str | None:
-        """Why to stop, by what was measured on ``count`` images held out; None: go on. ``patience``: checks without a
-        better one, 0 for ever."""
+        """In a sentence, by what was measured on ``count`` images held out; None: go on. ``patience``: checks without
+        a better one, 0: no limit."""
         now = self.rows[-1]
         if now.held_loss is None or self.first.held_loss is None:
             return None

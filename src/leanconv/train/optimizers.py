@@ -14,13 +14,7 @@ SHARE = 0.1
 
 
 def optimizers(
-    model: nn.Module,
-    kind: Optimizer,
-    lr: float,
-    device: torch.device,
-    *,
-    weight_decay: float = 0.0,
-    bf16: bool = False,
+    model: nn.Module, kind: Optimizer, lr: float, device: torch.device, *, weight_decay: float = 0.0, bf16: bool = False
 ) -> list[torch.optim.Optimizer]:
     """Those of ``model``'s weights that are trained; the rate of a group of them is its ``share`` of ``lr``. ``bf16``:
     whether the network runs in mixed precision."""
@@ -30,22 +24,16 @@ def optimizers(
     filters = _filters(model) if kind == "muon" else []
     known = set(map(id, filters))
     rest = [parameter for parameter in trained if id(parameter) not in known]
-    found: list[torch.optim.Optimizer] = []
+    made: list[torch.optim.Optimizer] = []
     if filters:
         # Half precision is enough for a direction, and on a GPU that has it the products are almost free.
         dtype = torch.bfloat16 if bf16 and device.type == "cuda" else None
-        found.append(Muon([{"params": filters, "share": 1.0}], lr, weight_decay=weight_decay, dtype=dtype))
+        made.append(Muon([{"params": filters, "share": 1.0}], lr, weight_decay=weight_decay, dtype=dtype))
     if rest:
-        found.append(
-            torch.optim.AdamW(
-                [{"params": rest, "share": SHARE if kind == "muon" else 1.0}],
-                lr=lr,
-                weight_decay=weight_decay,
-                fused=device.type == "cuda" or None,  # one kernel
-                capturable=device.type == "cuda",  # a step of it can be recorded
-            )
-        )
-    return found
+        group = {"params": rest, "share": SHARE if kind == "muon" else 1.0}
+        gpu = device.type == "cuda"  # there one kernel, and a step of it can be recorded
+        made.append(torch.optim.AdamW([group], lr=lr, weight_decay=weight_decay, fused=gpu or None, capturable=gpu))
+    return made
 
 
 def takes_tensors(optimizer: torch.optim.Optimizer) -> bool:

@@ -27,7 +27,7 @@ class Stepper:
     def __init__(self, model: nn.Module, goal: Goal, config: FinetuneConfig, device: torch.device, team: Team):
         self.model, self.goal, self.config, self.device, self.team = model, goal, config, device, team
         self._step = 0
-        self._dtype = next(self.model.parameters()).dtype
+        self._dtype = next(model.parameters()).dtype
         # bfloat16 in mixed precision; by itself only where a GPU gains from it.
         self._bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
         self._optimizers = optimizers(
@@ -35,11 +35,11 @@ class Stepper:
         )
         if self._bf16 and device.type == "cuda":
             # Tensor cores take half-precision convolutions in this layout; in the other they are turned around first.
-            for network in (self.model, getattr(self.goal, "original", None)):
-                if network is not None:
-                    network.to(memory_format=torch.channels_last)
-        self.average: nn.Module | None = copied(self.model) if config.ema else None
-        self._network: nn.Module = WithGoal(self.model, self.goal)
+            model.to(memory_format=torch.channels_last)
+            if isinstance(goal, Distillation):
+                goal.original.to(memory_format=torch.channels_last)
+        self.average: nn.Module | None = copied(model) if config.ema else None
+        self._network: nn.Module = WithGoal(model, goal)
         self._recording = Steps(self._unlabelled, self._move) if self._recordable() else None
 
     def begin(self) -> None:
@@ -55,15 +55,14 @@ class Stepper:
             set_rate(optimizer, rate, self.device)
         images = self.placed(batch)
         with seeded(mixed(self.config.seed, "step", step, self.team.rank), self.device):  # what dropout draws
-            if self._recording is not None:
-                loss = self._recording(images)
-            else:
+            if self._recording is None:
                 loss = self._gradients(images, batch.labels, batch.count)
                 self._move()
-        if self._recording is not None:
-            # A graph writes weights behind torch's back: who keeps something made of them must see that they changed.
-            for parameter in self.model.parameters():
-                torch.autograd.graph.increment_version(parameter)
+            else:
+                loss = self._recording(images)
+                # A graph writes weights behind torch's back: what was made of them must be seen to be out of date.
+                for parameter in self.model.parameters():
+                    torch.autograd.graph.increment_version(parameter)
         if self.average is not None:
             self._average(self.average)
         return loss
@@ -78,12 +77,15 @@ class Stepper:
         return self._gradients(images, None, len(images))
 
     def _gradients(self, images: Tensor, labels: Tensor | None, count: int) -> Tensor:
-        """Of the weights; the loss is returned. ``count``: images of all processes."""
-        _training_mode(self.model, dropout=self.goal.right == "top-1")
+        """Compute those of the weights; return the loss. ``count``: images of all processes."""
+        self.model.train(self.goal.right == "top-1")  # dropout is for training with labels
+        for module in self.model.modules():
+            if isinstance(module, BATCH_NORMS):
+                module.eval()  # keeps its statistics: what the network learnt on is not what it is tuned on
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         losses, _ = self.judged(self._network, images, labels)
-        self.team.words("ready")  # who failed up to here ends all, before they wait for its gradients
+        self.team.words("ready")  # a process that failed ends all here, before they wait for its gradients
         # DistributedDataParallel takes the mean over processes: this makes it the mean over the images of all.
         loss = losses.sum() * (self.team.world / count)
         loss.backward()
@@ -98,16 +100,13 @@ class Stepper:
 
     @torch.no_grad()
     def _average(self, average: nn.Module) -> None:
-        """The weights join their average; the first make it. torch's AveragedModel would wait for the GPU every time,
-        to send it a count."""
-        mine: list[Tensor] = list(average.parameters())
-        theirs: list[Tensor] = list(self.model.parameters())
-        if self._step:
-            torch._foreach_lerp_(mine, theirs, 1 - self.config.decay(self._step))
-        else:
-            torch._foreach_copy_(mine, theirs)
-        for own, found in zip(average.buffers(), self.model.buffers(), strict=True):
-            own.copy_(found)
+        """Add the weights to their average, which begins with those of the first step. torch's AveragedModel would wait
+        for the GPU every time, to send it a count."""
+        old: list[Tensor] = list(average.parameters())
+        new: list[Tensor] = list(self.model.parameters())
+        torch._foreach_lerp_(old, new, 1 - self.config.decay(self._step) if self._step else 1.0)
+        for before, after in zip(average.buffers(), self.model.buffers(), strict=True):
+            before.copy_(after)
 
     def placed(self, batch: Batch) -> Tensor:
         images = batch.images.to(self.device, non_blocking=True)
@@ -134,18 +133,10 @@ class Stepper:
 
     def load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        for optimizer, found in zip(self._optimizers, state["optimizers"], strict=True):
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             # How it computes is this device's matter, whichever the state was written on.
-            for own, saved in zip(optimizer.param_groups, found["param_groups"], strict=True):
-                saved.update({key: own[key] for key in ("fused", "foreach", "capturable") if key in own})
-            optimizer.load_state_dict(found)
+            for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+                group.update({key: own[key] for key in ("fused", "foreach", "capturable") if key in own})
+            optimizer.load_state_dict(saved)
         if self.average is not None:
             self.average.load_state_dict(state["average"])
-
-
-def _training_mode(model: nn.Module, *, dropout: bool) -> None:
-    """Batch norms keep their statistics: what the network learnt on is not what it is tuned on."""
-    model.train(dropout)
-    for module in model.modules():
-        if isinstance(module, BATCH_NORMS):
-            module.eval()
