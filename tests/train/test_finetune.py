@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import random
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from leanconv.system.fields import options, table_of
 from leanconv.train.augment import crop_and_flip
 from leanconv.train.dataset import Examples
 from leanconv.train.finetune import finetune
@@ -45,6 +48,17 @@ def test_the_learning_rate_rises_and_falls() -> None:
     }
     assert list(rates.values()) == [1e-5, 1e-5, 2e-3, 2e-3, 3e-4, 2e-3]
     assert [FinetuneConfig(**{**SETTINGS, "distill": d}).optimizer for d in (False, True)] == ["sgd", "muon"]
+
+
+def test_the_documentation_lists_the_options() -> None:
+    assert f"\n{table_of(FinetuneConfig)}\n" in (Path(__file__).parents[2] / "docs" / "finetune.md").read_text()
+
+
+def test_the_function_and_its_config_have_the_same_defaults() -> None:
+    arguments = inspect.signature(finetune).parameters
+    assert {option.name: option.default for option in options(FinetuneConfig)} == {
+        option.name: arguments[option.name].default for option in options(FinetuneConfig)
+    }
 
 
 def by_hand(*, ema: float, steps: int) -> tuple[nn.Module, dict[str, Tensor]]:

@@ -18,7 +18,7 @@ from leanconv.system.folder_lock import lock_folder
 STATE = "state.pt"
 PART = f"{STATE}.part"
 FORMAT = "leanconv-training-3"
-# Arguments that are known by a digest, and what to say where it differs.
+# What to say where the digest of an argument is another one.
 DIGESTS = {
     "network": "another network, or other weights; give the same again",
     "original": "another original, or none; give the same again",
@@ -67,10 +67,9 @@ class Checkpoint:
             if key == "augment" and isinstance(known, str):
                 known = known.replace(", mix=0.0", "")  # of a state from when images could be mixed
             if value != known:
-                differ = f"{key}={known!r}, but {key}={value!r} was given; give the same arguments"
-                raise LeanconvError(
-                    f"workdir={str(self.folder)!r} holds a training with {DIGESTS.get(key, differ)}, or another workdir."
-                )
+                said = f"{key}={known!r}, but {key}={value!r} was given; give the same arguments"
+                said = DIGESTS.get(key, said)
+                raise LeanconvError(f"workdir={str(self.folder)!r} holds a training with {said}, or another workdir.")
         state: dict[str, Any] = saved["state"]
         return state
 

@@ -56,7 +56,7 @@ class FinetuneConfig:
     )
     optimizer: Optimizer = option(
         None,
-        "sgd (momentum 0.9), adam, or muon: momentum made orthogonal, so that the directions in which a layer's input "
+        "sgd (momentum 0.9), adam (AdamW), or muon: momentum made orthogonal, so that the directions in which a layer's input "
         "varies little are learnt too. Default: sgd; to distill muon.",
     )
     weight_decay: float = option(0.0, "Weight decay of the optimizer.", at_least=0)
