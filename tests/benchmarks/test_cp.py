@@ -11,6 +11,7 @@ import tensorly
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common.initialise import initialise
 from benchmarks.peers.cp import cp, cp_factors, cp_macs, cp_rank
 from leanconv import LeanconvError, models
 from leanconv.network.layers.kinds import geometry_of
@@ -110,7 +111,7 @@ def test_rank_for_a_speedup_is_the_largest(speedup: float) -> None:
 def test_a_replaced_layer_can_start_from_scratch() -> None:
     """The factors go into one another without a ReLU between: only the last has gain 2."""
     layer = nn.Conv2d(64, 64, 3, padding=1, padding_mode="circular")
-    network = models.initialise(cp(nn.Sequential(layer, nn.ReLU()), "0", 256, iterations=1))
+    network = initialise(cp(nn.Sequential(layer, nn.ReLU()), "0", 256, iterations=1))
     x = torch.randn(8, 64, 12, 12, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert float(network[0](x).square().mean()) == pytest.approx(2, rel=0.2)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from leanconv.solve import ResponseSpace, activation, nonlinear, pca, reduced_rank, spectrum
 from leanconv.solve.activations import NAMES
-from leanconv.solve.device import quick_products
 from leanconv.solve.nonlinear import _advance
 from leanconv.solve.reduced_rank import leading_subspace
+from leanconv.system.precision import quick_products
 from tests.support.activations import PARAMETERS
 
 

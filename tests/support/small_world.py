@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import leanconv.ranks.latency.run
 import pytest
 import safetensors.torch
 import torch
@@ -29,11 +30,11 @@ from torchvision.models.vgg import VGG, make_layers
 
 import leanconv
 import leanconv.cli.common
-import leanconv.ranks.latency.run
 import leanconv.runtimes.bench.comparison
 import leanconv.runtimes.export.onnx
 import leanconv.runtimes.export.pt2
 import leanconv.train.finetune
+from benchmarks.common.initialise import initialise
 from benchmarks.peers import cp
 from leanconv import api as _accelerate
 from leanconv import demo, models
@@ -76,7 +77,7 @@ def small_vgg16(*, weights: Any = None, num_classes: int = 1000) -> nn.Module:
     network.features = make_layers(widths)  # type: ignore[arg-type]
     network.avgpool = nn.AdaptiveAvgPool2d((7, 7))
     network.classifier = nn.Sequential(nn.Linear(32 * 49, num_classes))
-    return models.initialise(network)
+    return initialise(network)
 
 
 def small_detector(*, weights: Any = None, weights_backbone: Any = None, num_classes: int = 91) -> nn.Module:
@@ -84,7 +85,7 @@ def small_detector(*, weights: Any = None, weights_backbone: Any = None, num_cla
     layers: list[nn.Module] = []
     for inputs, outputs in [(3, 8), (8, 48), (48, 64), (64, 64)]:
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
-    features = models.initialise(nn.Sequential(*layers))
+    features = initialise(nn.Sequential(*layers))
     torch.manual_seed(0)
     return models.faster_rcnn_vgg16(num_classes, features=features, width=24, dropout=0.0, min_size=64, max_size=96)
 

@@ -53,10 +53,10 @@ def test_what_is_not_allowed_is_refused_in_one_sentence(given: dict, says: str) 
 def test_fields_say_what_they_are() -> None:
     steps, way, share, even = options(Config)
     assert (steps.type, steps.limits, steps.flag) == (int, "at least 1 and at most 100", None)
-    assert way.limits == "one of near, far"
+    assert way.limits == "near, far"
     assert (share.type, share.default, share.flag) == (float, None, "--part")
     assert even.limits == ""
     assert table_of(Config).splitlines()[2:4] == [
-        "| `steps` | `10` | Steps of training (at least 1 and at most 100). |",
-        "| `way` | `'near'` | Which way (one of near, far). |",
+        "| `steps` | `10` | at least 1 and at most 100 | Steps of training. |",
+        "| `way` | `near` | near, far | Which way. |",
     ]

@@ -8,7 +8,6 @@ from math import prod
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from leanconv.calibrate.positions import Chosen, conv_patches, outputs_at
 from leanconv.network.layers.geometry import Geometry
@@ -116,7 +115,8 @@ class Probe:
             return self.split.seen(patches.reshape(len(patches), geometry.in_channels, *geometry.kernel))
         g = self._first_geometry()
         padding = tuple(p if s else 0 for p, s in zip(geometry.margins(_size(x))[0], self._first_spans, strict=True))
-        between = CONVOLUTIONS[g.kind](x.to(first.dtype), first, None, g.stride, padding, g.dilation)
+        g = replace(g, padding=padding, padding_after=None)
+        between = KINDS[g.kind].compute(x.to(first.dtype), first, None, g)
         return conv_patches(between, self._second_geometry(_size(x)), chosen)
 
     @property

@@ -11,7 +11,7 @@ from leanconv.errors import LeanconvError, unknown_name
 from leanconv.forms import FORMS, Choice, Choices, Scheme
 from leanconv.ranks import Candidate, Pairs, active, macs_after
 from leanconv.ranks.manual import choice_by_hand
-from leanconv.system.text_files import write_whole
+from leanconv.system.atomic_files import write_whole
 from leanconv.system.text_table import table
 
 FORMAT, VERSION = "leanconv-plan", 1

@@ -16,10 +16,11 @@ from leanconv.calibrate.memory import Memory, device_share
 from leanconv.calibrate.prefetch import travelling
 from leanconv.calibrate.processes import Team
 from leanconv.config import Options
-from leanconv.network.user_model import check_model, device_of, parse_device, quiet_collector, untouched_rng
+from leanconv.network.user_model import check_model, device_of, parse_device
 from leanconv.progress import reporter
 from leanconv.storage.workdir import Workdir, digest_of_model
-from leanconv.system.malloc import heap_at_hand
+from leanconv.system.process_memory import heap_at_hand, quiet_collector
+from leanconv.system.random_state import untouched_rng
 from leanconv.system.stage_clock import Clock
 
 

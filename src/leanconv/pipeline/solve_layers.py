@@ -21,7 +21,7 @@ from leanconv.network.layers.modules import Factors
 from leanconv.pipeline.layer_state import LayerState
 from leanconv.solve import Moments, Parts, TwoStep, parted, thinned
 from leanconv.storage.workdir import Workdir
-from leanconv.system.malloc import give_back
+from leanconv.system.process_memory import give_back
 
 # Patches a layer, of so many images, that splits are improved by: 4 bytes x ROWS x c k k, 151 MB for 512 channels, 3 x 3.
 IMAGES, ROWS = 512, 8192

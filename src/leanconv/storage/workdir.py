@@ -38,6 +38,7 @@ from leanconv.errors import LeanconvError
 from leanconv.forms.fit import Fit, Outcome
 from leanconv.network.function_trace import tensors
 from leanconv.network.layers.modules import Factors
+from leanconv.system.atomic_files import flush, replaced
 from leanconv.system.folder_lock import lock_folder
 
 log = logging.getLogger("leanconv")
@@ -162,7 +163,7 @@ class Workdir:
             part.mkdir()
             try:
                 yield part
-                self._flush(part)
+                flush(part)
             except BaseException:
                 self._remove(part.name)  # half of them are of no use, and take room
                 raise
@@ -214,9 +215,8 @@ class Workdir:
         with self._writing():
             place = self.folder / SOLVED
             place.mkdir(exist_ok=True)
-            part = place / f"{number:05d}{PART}"
-            safetensors.torch.save_file(held, part, {"leanconv": facts})
-            self._rename(part, place / f"{number:05d}.safetensors")
+            with replaced(place / f"{number:05d}.safetensors", place / f"{number:05d}{PART}") as part:
+                safetensors.torch.save_file(held, part, {"leanconv": facts})
 
     @property
     def distilling(self) -> Path:
@@ -238,10 +238,8 @@ class Workdir:
         return data
 
     def _store(self, name: str, data: dict[str, Any]) -> None:
-        with self._writing():
-            part = self.folder / f"{name}{PART}"
+        with self._writing(), replaced(self.folder / name, self.folder / f"{name}{PART}") as part:
             part.write_text(json.dumps({**data, "format": FORMAT, "version": VERSION}))
-            self._rename(part, self.folder / name)
 
     def _remove(self, name: str) -> None:
         """Renamed first: a folder is there or not, never half."""
@@ -252,18 +250,6 @@ class Workdir:
                 shutil.rmtree(gone)
             else:
                 gone.unlink()
-
-    def _rename(self, part: Path, place: Path) -> None:
-        self._flush(part)
-        part.rename(place)
-
-    def _flush(self, path: Path) -> None:
-        for item in [*path.iterdir(), path] if path.is_dir() else [path]:
-            handle = os.open(item, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -45,9 +45,9 @@ class Option:
 
     @property
     def limits(self) -> str:
-        """For people: "at least 1", "one of a, b"; empty without any."""
+        """For people: "at least 1", or "sgd, adam"; empty without any."""
         if self.choices:
-            return f"one of {', '.join(self.choices)}{f' {self.also}' if self.also else ''}"
+            return f"{', '.join(self.choices)}{f' {self.also}' if self.also else ''}"
         return _bounds(self.at_least, self.above, self.at_most, self.under)
 
     def checked(self, value: Any) -> Any:
@@ -121,18 +121,17 @@ def options(config: type) -> tuple[Option, ...]:
 
 
 def check_fields(config: Any) -> None:
-    """Check every option of a dataclass, frozen ones too; call it in ``__post_init__``. Numbers get the field's type."""
+    """Check every option of a dataclass, a frozen one too; call it in ``__post_init__``."""
     for each in options(type(config)):
         object.__setattr__(config, each.name, each.checked(getattr(config, each.name)))
 
 
 def table_of(config: type) -> str:
-    """The options as a Markdown table: name, default, meaning and limits."""
-    rows = ["| option | default | meaning |", "|---|---|---|"]
+    """The options as a Markdown table."""
+    rows = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
     for each in options(config):
-        default = "" if each.default is NO_DEFAULT else f"`{each.default!r}`"
-        limits = f" ({each.limits})" if each.limits else ""
-        rows.append(f"| `{each.name}` | {default} | {each.help.removesuffix('.')}{limits}. |")
+        default = "" if each.default is NO_DEFAULT else f"`{each.default}`"
+        rows.append(f"| `{each.name}` | {default} | {each.limits} | {each.help} |")
     return "\n".join(rows)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +13,13 @@ from torch.nn import functional as F
 
 from leanconv.errors import LeanconvError
 from leanconv.evaluation.classification import class_scores
+from leanconv.forms.replace import Change
 from leanconv.network.function_trace import tensors
 
 Maps = dict[str, list[Tensor]]  # of a place, one a call
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """Of every image (n): ``loss``, and whether the network was ``right``: its first answer is the label, or that of
     the original; None where there is no such thing."""
 
@@ -43,9 +42,16 @@ class WithGoal(nn.Module):
         super().__init__()
         self.network, self.goal = network, goal
 
-    def forward(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        judged = self.goal(self.network, images, labels)
-        return judged.loss, judged.right
+    def forward(self, images: Tensor, labels: Tensor | None) -> Judged:
+        return self.goal(self.network, images, labels)
+
+
+def feature_layers(changes: Sequence[Change], count: int | None) -> list[str]:
+    """Modules whose outputs both networks have: so many of the replaced layers, evenly spread, the last among them;
+    None: all that have their response."""
+    names = [change.batch_norm or change.name for change in changes if not change.open]
+    count = len(names) if count is None else min(count, len(names))
+    return [names[round((number + 1) * len(names) / count) - 1] for number in range(count)]
 
 
 class Supervised:
@@ -181,7 +187,7 @@ class _Distance(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
         gap, size = ctx.saved_tensors
         scale = (2 * slope / size).view(-1, *(1 for _ in gap.shape[1:]))
-        # bfloat16 has the exponents of float32, float16 has not.
+        # bfloat16 has the exponents of float32, float16 (of a network's own autocast) has not.
         return (gap * (scale if gap.dtype == torch.float16 else scale.to(gap.dtype))).to(gap.dtype), None, None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from leanconv.errors import warn
 from leanconv.forms import FORMS, Choice
 from leanconv.ranks.latency.grid import Times
-from leanconv.system.text_files import write_whole
+from leanconv.system.atomic_files import write_whole
 
 FORMAT = "leanconv-latency"
 VERSION = 1

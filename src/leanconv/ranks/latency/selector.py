@@ -10,12 +10,13 @@ from torch import nn
 from leanconv.calibrate.streams import Streams
 from leanconv.errors import LeanconvError
 from leanconv.forms import FORMS, Choice, Choices
-from leanconv.network.user_model import device_of, parse_device, untouched_rng
+from leanconv.network.user_model import device_of, parse_device
 from leanconv.ranks.latency.plan import LatencyBudget, TimedPlan, measured, plan_by_time, refuse
 from leanconv.ranks.merging import Pairs
 from leanconv.ranks.selector import Energy, RankSelector, Request
 from leanconv.runtimes.target import Measured, Target
 from leanconv.system.fields import number_in
+from leanconv.system.random_state import untouched_rng
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leanconv.errors import LeanconvError, listing, unknown_name, whole
 from leanconv.network.survey import survey
 from leanconv.network.torchvision_detectors import kind_of
-from leanconv.network.user_model import check_model, copied, model_failed, parse_device, untouched_rng
+from leanconv.network.user_model import check_model, copied, model_failed, parse_device
 from leanconv.progress import reporter
 from leanconv.runtimes.bench.layers import LayerTime, layer_times, replaced
 from leanconv.runtimes.bench.machine import machine, threads_set
@@ -21,6 +21,7 @@ from leanconv.runtimes.bench.measure import interleaved, paired_ratio, timing
 from leanconv.runtimes.bench.memory import CPU, GPU, peak_bytes
 from leanconv.runtimes.bench.report import Bench, Measurement
 from leanconv.runtimes.bench.runners import DTYPES, RUNTIMES, Conditions, handed, placed
+from leanconv.system.random_state import untouched_rng
 
 
 def bench(

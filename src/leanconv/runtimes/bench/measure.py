@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.network.user_model import quiet_collector
+from leanconv.system.process_memory import quiet_collector
 
 # Rounds measured: at least, so that an interval means something; at most, beyond which it hardly narrows.
 LEAST, MOST = 5, 2000

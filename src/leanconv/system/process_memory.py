@@ -1,10 +1,13 @@
-"""The C library's heap: memory the network's tensors leave behind stays at hand while images go through, and goes back
-to the system when it is scattered. Only glibc does otherwise by itself, and only glibc is told."""
+"""What the process does with memory that is free: Python's garbage collector and the C library's heap.
+
+Memory the network's tensors leave behind stays in the process while images go through, and goes back to the system when
+it is scattered. Only glibc does otherwise by itself, and only glibc is told."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 from collections.abc import Iterator
 
@@ -18,6 +21,19 @@ _LARGE, _FREE = 32 << 20, 64 << 20
 # While a network runs: its layers leave more than that, and want it again at once. The system gives memory page by
 # page, each wiped first.
 AT_HAND = 256 << 20
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Python's garbage collector looks through all objects there are every now and then, a tenth of a second with a
+    few libraries loaded. Inside the block it looks at new ones only, and only when asked (``gc.collect(1)``)."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 @contextlib.contextmanager

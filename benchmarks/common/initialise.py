@@ -1,4 +1,4 @@
-"""He's initialisation, factored layers included."""
+"""Networks from scratch: He's initialisation, factored layers included."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from leanconv.errors import LeanconvError
+from leanconv.network.user_model import copied
 
 # Parameters that start as constants, which reset_parameters() sets; running statistics too.
 CONSTANT = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.PReLU)
@@ -37,6 +38,11 @@ def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
                 if module.bias is not None:
                     module.bias.zero_()
     return model
+
+
+def scratch(model: nn.Module, seed: int = 0) -> nn.Module:
+    """A copy of ``model`` with nothing of its training left in it: what an accelerated network is compared with."""
+    return initialise(copied(model), seed)
 
 
 def _refuse_others(model: nn.Module) -> None:
