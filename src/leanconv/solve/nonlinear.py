@@ -15,7 +15,8 @@ from leanconv.solve.moments import chunks
 from leanconv.solve.reduced_rank import Regressor, leading_subspace, linear
 from leanconv.solve.response_space import ResponseSpace
 from leanconv.solve.sums import Sums
-from leanconv.system.precision import Number, quick_products
+from leanconv.solve.device import Number
+from leanconv.system.precision import quick_products
 
 # (lambda, iterations): the paper's continuation.
 SCHEDULE = ((0.01, 25), (1.0, 25))
