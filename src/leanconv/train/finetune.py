@@ -169,12 +169,11 @@ def _tried_kernels() -> AbstractContextManager[None]:
 
 def _as_given(trained: nn.Module, model: nn.Module) -> None:
     """Every tensor in the dtype, on the device and in the layout of the one it was copied from."""
-    for mine, given in zip(
-        (*trained.parameters(), *trained.buffers()), (*model.parameters(), *model.buffers()), strict=True
-    ):
-        mine.data = torch.empty_like(given).copy_(mine.data)
-        mine.grad = None
-        mine.requires_grad_(given.requires_grad)
+    tensors, originals = ([*each.parameters(), *each.buffers()] for each in (trained, model))
+    for tensor, original in zip(tensors, originals, strict=True):
+        tensor.data = torch.empty_like(original).copy_(tensor.data)
+        tensor.grad = None
+        tensor.requires_grad_(original.requires_grad)
 
 
 def _trainable(model: nn.Module, device: torch.device) -> nn.Module:

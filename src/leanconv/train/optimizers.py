@@ -56,11 +56,11 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float, device: torch.device
 def _filters(model: nn.Module) -> list[nn.Parameter]:
     """Weights that are one matrix, each once. Filters in groups are many small ones; a step in parts of weights that
     are all zero would never leave it."""
-    found: dict[int, nn.Parameter] = {}
+    filters: dict[int, nn.Parameter] = {}
     for module in model.modules():
         weight = getattr(module, "weight", None) if isinstance(module, REPLACEABLE) else None
         if not isinstance(weight, nn.Parameter) or not weight.requires_grad or getattr(module, "groups", 1) > 1:
             continue
         if bool(weight.detach().any()):
-            found[id(weight)] = weight
-    return list(found.values())
+            filters[id(weight)] = weight
+    return list(filters.values())

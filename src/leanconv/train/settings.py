@@ -56,8 +56,8 @@ class FinetuneConfig:
     )
     optimizer: Optimizer = option(
         None,
-        "sgd (momentum 0.9), adam (AdamW), or muon: momentum made orthogonal, so that the directions in which a layer's input "
-        "varies little are learnt too. Default: sgd; to distill muon.",
+        "sgd (momentum 0.9), adam (AdamW), or muon: momentum made orthogonal, so that the directions in which a "
+        "layer's input varies little are learnt too. Default: sgd; to distill muon.",
     )
     weight_decay: float = option(0.0, "Weight decay of the optimizer.", at_least=0)
     schedule: Schedule = option(
