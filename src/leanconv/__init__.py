@@ -11,6 +11,7 @@ from leanconv.errors import LeanconvError
 if TYPE_CHECKING:
     from leanconv import models
     from leanconv.api import accelerate, reachable
+    from leanconv.evaluation.api import evaluate
     from leanconv.kernels.optimize import optimize_
     from leanconv.result import Accelerated, LayerReport
     from leanconv.runtimes.target import Measured, Target
@@ -26,6 +27,7 @@ __all__ = [
     "Target",
     "__version__",
     "accelerate",
+    "evaluate",
     "finetune",
     "load",
     "load_result",
@@ -40,6 +42,7 @@ _WHERE = {
     "reachable": "leanconv.api",
     "Accelerated": "leanconv.result",
     "LayerReport": "leanconv.result",
+    "evaluate": "leanconv.evaluation.api",
     "FineTuned": "leanconv.train.finetune",
     "finetune": "leanconv.train.finetune",
     "load": "leanconv.storage.folder",

@@ -106,3 +106,48 @@ def _from_file(file: Path, names: list[str]) -> ClassIndices:
     if missing:
         raise LeanconvError(f"--classes {str(file)!r} gives no class index for {listing(missing, 3)}.")
     return ClassIndices({name: given[name] for name in names})
+
+
+# What COCO, and so torchvision's weights, call VOC's classes.
+SYNONYMS = {
+    "aeroplane": "airplane",
+    "diningtable": "dining table",
+    "motorbike": "motorcycle",
+    "pottedplant": "potted plant",
+    "sofa": "couch",
+    "tvmonitor": "tv",
+}
+
+
+def detector_labels(
+    name: str,
+    outputs: int | None,
+    categories: Sequence[str] | None,
+    classes: Sequence[str],
+    file: Path | None,
+) -> dict[int, int] | None:
+    """The labels of the detector ``name`` -> those of data with these ``classes``; None where they are the same.
+
+    By ``file``, or by the names its weights' ``categories`` give its labels from 0. ``outputs``: how many classes it
+    tells apart, background included, where it says that.
+    """
+    if file is not None:
+        indices = _from_file(file, list(classes))
+        if outputs is not None:
+            indices.check(outputs)
+        return {indices[each]: label for label, each in enumerate(classes, start=1)}
+    if categories is not None and len(categories) == outputs:
+        known = {category: label for label, category in enumerate(categories)}
+        theirs = [each if each in known else SYNONYMS.get(each, each) for each in classes]
+        if missing := [each for each in theirs if each not in known]:
+            raise LeanconvError(
+                f"{name} knows no {listing(missing, 3)} by its weights' categories; give data with classes it knows, "
+                "or --classes FILE, a JSON of {name: label}."
+            )
+        return {known[each]: label for label, each in enumerate(theirs, start=1)}
+    if outputs not in (None, len(classes) + 1):
+        raise LeanconvError(
+            f"{name} tells {outputs} classes apart, background included, but the data has {len(classes)}, which needs "
+            f"{len(classes) + 1}; give a network for these, or --classes FILE, a JSON of {{name: label}}."
+        )
+    return None

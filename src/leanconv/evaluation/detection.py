@@ -1,28 +1,26 @@
-"""Running detectors over scenes, and COCO's mean average precision of what they find."""
+"""Running detectors over annotated images, and COCO's mean average precision of what they find."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.evaluation.classification import NAMELESS, as_taken
-from leanconv.evaluation.voc_ap import Found, difficult_of, mean_ap, voc_ap
+from leanconv.evaluation.classification import as_taken
+from leanconv.evaluation.voc_ap import Found, difficult_of
 from leanconv.images.detection_data import SceneSet, Target
-from leanconv.images.loading import leave_out
+from leanconv.images.loading import read_batches
 from leanconv.network.model_error import model_failed
 from leanconv.network.torchvision_detectors import kind_of
-from leanconv.progress import reporter
-
-__all__ = ["Detector", "Found", "class_outputs", "coco_map", "detect", "detect_all", "is_detector", "mean_ap", "voc_ap"]
 
 KEYS = ("boxes", "labels", "scores")
+# Images of any size, float32 3 x height x width, and as many targets.
+Batch = tuple[list[Tensor], list[Target]]
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,15 @@ class Detector:
     name: str
     model: nn.Module
     labels: Mapping[int, int] | None = None
+
+
+def are_detectors(named: Sequence[tuple[str, nn.Module]]) -> bool:
+    """Whether all of these are; LeanconvError where only some are."""
+    kinds = [(name, is_detector(model)) for name, model in named]
+    if len({kind for _, kind in kinds}) > 1:
+        each = [f"{name} is a {'detector' if kind else 'classifier'}" for name, kind in kinds]
+        raise LeanconvError(f"{' and '.join(each)}; give two of a kind.")
+    return kinds[0][1]
 
 
 def is_detector(model: nn.Module) -> bool:
@@ -63,72 +70,45 @@ def class_outputs(model: nn.Module) -> int | None:
     return found if isinstance(found, int) else None
 
 
-@dataclass(frozen=True)
-class _Unusable:
-    """A picture, and what is wrong with it."""
-
-    name: str
-    reason: str
-
-
-class _Tried(Dataset[tuple[Tensor, Target] | _Unusable]):
-    """Scenes whose errors come back from workers as they are."""
-
-    def __init__(self, scene_set: SceneSet):
-        self._scene_set = scene_set
-
-    def __len__(self) -> int:
-        return len(self._scene_set)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Target] | _Unusable:
-        try:
-            return self._scene_set[index]
-        except Exception as error:  # a decoder can raise anything on a damaged file
-            kind = "" if isinstance(error, LeanconvError) else f"{type(error).__name__}: "
-            return _Unusable(self._scene_set.scenes[index].picture.name, f"{kind}{str(error).rstrip('.')}")
-
-
-def detect(
-    model: nn.Module,
+def read_scenes(
     scene_set: SceneSet,
-    device: torch.device | str,
+    numbers: Sequence[int] | None = None,
+    *,
     batch: int = 8,
     workers: int = 0,
-    progress: bool = False,
-) -> tuple[list[Found], list[Target]]:
-    """What ``model`` finds in every scene, and what there is, on the CPU. Scenes that cannot be read are left out."""
-    detector = [Detector(NAMELESS, model)]
-    (found,), targets = detect_all(detector, scene_set, device, batch=batch, workers=workers, progress=progress)
-    return found, targets
+    pin: bool = False,
+    bad: list[str] | None = None,
+) -> Iterator[Batch]:
+    """Images and targets of the scenes with these ``numbers``, all by default. Names of those that cannot be used go
+    into ``bad``."""
+    numbers = range(len(scene_set)) if numbers is None else numbers
+    names = [scene_set.scenes[number].picture.name for number in numbers]
+    total = len(scene_set)
+    for pairs, _ in read_batches(
+        numbers, scene_set.__getitem__, names, batch=batch, workers=workers, pin=pin, out_of=total, bad=bad
+    ):
+        yield [image for image, _ in pairs], [target for _, target in pairs]
 
 
 def detect_all(
     detectors: Sequence[Detector],
-    scene_set: SceneSet,
+    batches: Iterable[Batch],
+    classes: int,
     device: torch.device | str,
     *,
-    batch: int = 8,
-    workers: int = 0,
-    progress: bool = False,
-    bad: list[str] | None = None,
+    step: Callable[[], None] = lambda: None,
 ) -> tuple[list[list[Found]], list[Target]]:
-    """What every detector finds in the same decoded images. Names of unusable ones go into ``bad``."""
-    bad = [] if bad is None else bad
+    """What every detector finds in the same images, on the CPU, and what there is: objects of ``classes`` classes."""
     models = [(detector, detector.model.to(device).eval()) for detector in detectors]
     found: list[list[Found]] = [[] for _ in models]
     targets: list[Target] = []
-    pin = torch.device(device).type == "cuda"
-    loader = DataLoader(_Tried(scene_set), batch, num_workers=workers, collate_fn=list, pin_memory=pin)
-    with reporter(progress).stage("detecting", len(loader)) as stage, torch.no_grad():
-        for items in loader:
-            unusable = [(item.name, item.reason) for item in items if isinstance(item, _Unusable)]
-            leave_out(unusable, bad, len(scene_set))
-            pairs = [item for item in items if not isinstance(item, _Unusable)]
-            images = [image.to(device) for image, _ in pairs]
-            for kept, (detector, model) in zip(found, models, strict=True):
-                kept += _answer(detector, model, images, len(scene_set.scenes.classes)) if images else []
-            targets += [target for _, target in pairs]
-            stage.advance()
+    with torch.no_grad():
+        for pictures, objects in batches:
+            images = [picture.to(device) for picture in pictures]
+            for every, (detector, model) in zip(found, models, strict=True):
+                every += _answer(detector, model, images, classes) if images else []
+            targets += objects
+            step()
     if not targets:
         raise LeanconvError("none of the images could be read; repair or replace them.")
     return found, targets

@@ -132,18 +132,6 @@ def voc_ap(
     return dict(zip(classes, precisions(matches, 11 if eleven_point else None), strict=True))
 
 
-def mean_ap(
-    found: Sequence[Found],
-    targets: Sequence[Found],
-    classes: Sequence[str],
-    *,
-    iou: float = 0.5,
-    eleven_point: bool = False,
-) -> float:
-    """Mean over the classes that have objects to be found."""
-    return mean_over_classes(voc_ap(found, targets, classes, iou=iou, eleven_point=eleven_point).values())
-
-
 def precisions(matches: Sequence[Matches], points: int | None) -> list[float]:
     """AP of every class, every image counted once."""
     return [float(one.average_precision(np.ones((len(one.objects), 1), dtype=int), points)[0]) for one in matches]

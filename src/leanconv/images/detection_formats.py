@@ -49,40 +49,33 @@ class Annotation:
     marks: tuple[Mark, ...]
 
 
-@dataclass(frozen=True)
-class Annotated:
-    """All annotations of some data, and the classes it lists by itself, in their order."""
-
-    annotations: list[Annotation]
-    classes: tuple[str, ...] | None
+# All annotations of some data, and the classes it lists by itself, in their order.
+Annotated = tuple[list[Annotation], tuple[str, ...] | None]
 
 
 def annotated(path: Place, classes: Sequence[str] | None, split: str | None) -> Annotated:
     """Everything in ``path``, or its ``split`` only. ``classes`` name shards' labels that are plain numbers."""
-    text = str(path)
-    coco = _coco_parts(path)
-    if coco is not None:
+    if coco := _coco_parts(path):
         if split is not None:
-            raise LeanconvError(f"{text!r} is one split by itself; give the file of {split!r} in its place.")
+            raise LeanconvError(f"{str(path)!r} is one split by itself; give the file of {split!r} in its place.")
         return _coco(*coco)
-    folder = _voc_folder(path)
-    if folder is not None:
+    if folder := _voc_folder(path):
         return _voc(folder, split)
     tars = _tar_files(path)
     if split is not None:
         known = sorted({word for tar in tars for word in _words(tar)})
         tars = [tar for tar in tars if split in _words(tar)]
         if not tars:
-            raise unknown_name(split, known, what="split", where=repr(text))
-    return _shards(tars, classes)
+            raise unknown_name(split, known, what="split", where=repr(str(path)))
+    listed = _listed_classes(tars[0].parent / CLASSES_FILE)
+    return [annotation for tar in tars for annotation in _shard(tar, listed or classes)], listed
 
 
 def splits(path: Place) -> list[str]:
     """The splits ``path`` has: lists of a VOC folder, or train, val and test in the names of shards."""
-    if _coco_parts(path) is not None:
+    if _coco_parts(path):
         return []
-    folder = _voc_folder(path)
-    if folder is not None:
+    if folder := _voc_folder(path):
         return _voc_splits(folder)
     words = {word for tar in _tar_files(path) for word in _words(tar)}
     return [word for word in (TRAINING, *HELD_OUT) if word in words]
@@ -122,9 +115,9 @@ def _voc(folder: Path, split: str | None) -> Annotated:
         which = "" if split is None else f"split {split!r} of "
         raise LeanconvError(f"{which}{str(folder)!r} has no images; give another.")
     _complete(str(folder), names, pictures, files)
-    found = [_voc_annotation(files[name], pictures[name]) for name in names]
-    twenty = all(mark.name in VOC_CLASSES for annotation in found for mark in annotation.marks)
-    return Annotated(found, VOC_CLASSES if twenty else None)
+    annotations = [_voc_annotation(files[name], pictures[name]) for name in names]
+    twenty = all(mark.name in VOC_CLASSES for annotation in annotations for mark in annotation.marks)
+    return annotations, VOC_CLASSES if twenty else None
 
 
 def _voc_annotation(file: Path, picture: Path) -> Annotation:
@@ -184,11 +177,10 @@ def _coco(file: Path, folder: Path | None) -> Annotated:
             f"{str(file)!r} names {len(missing)} images that are not in {str(place)!r} ({listing(missing, 3)}); give "
             "their folder: FILE.json:FOLDER."
         )
-    found = [
+    return [
         Annotation(str(file), Picture(str(place / name), name, None), sizes[number], tuple(marks[number]))
         for number, name in files.items()
-    ]
-    return Annotated(found, tuple(names[number] for number in sorted(names)))
+    ], tuple(names[number] for number in sorted(names))
 
 
 def _coco_mark(one: dict[str, Any], names: dict[int, str]) -> Mark:
@@ -221,13 +213,6 @@ def _tar_files(path: Place) -> list[Path]:
 
 def _words(tar: Path) -> set[str]:
     return set(re.findall("[a-z]+", tar.stem.lower()))
-
-
-def _shards(tars: Sequence[Path], classes: Sequence[str] | None) -> Annotated:
-    listed = _listed_classes(tars[0].parent / CLASSES_FILE)
-    numbered = listed if listed is not None else classes
-    found = [annotation for tar in tars for annotation in _shard(tar, numbered)]
-    return Annotated(found, listed)
 
 
 def _listed_classes(file: Path) -> tuple[str, ...] | None:

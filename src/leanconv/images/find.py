@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.images.huggingface import PREFIX, is_saved_dataset, pictures_on_disk, pictures_on_hub
+from leanconv.images.huggingface import PREFIX, dataset_pictures, is_saved_dataset
 from leanconv.images.picture import SUFFIXES, Picture, is_picture
 from leanconv.images.tar import pictures_in_tar
 
@@ -29,13 +29,13 @@ def find_pictures(path: str | Path) -> list[Picture]:
     text = str(path)
     place = Path(text)
     if text.startswith(PREFIX):
-        found = pictures_on_hub(text)
+        found = dataset_pictures(text)
     elif not os.path.exists(text) and any(sign in text for sign in "*?[{"):
         found = [picture for tar in matching(text) for picture in pictures_in_tar(tar, f"{tar.as_posix()}/")]
     elif not os.path.exists(text):
         raise LeanconvError(f"{text!r} does not exist; give a folder of images, a .tar file, a pattern or hf:NAME.")
     elif place.is_dir():
-        found = pictures_on_disk(place) if is_saved_dataset(place) else _in_folder(place)
+        found = dataset_pictures(text) if is_saved_dataset(place) else _in_folder(place)
     elif tarfile.is_tarfile(place):
         found = pictures_in_tar(place)
     elif place.suffix.lower() in SUFFIXES:
