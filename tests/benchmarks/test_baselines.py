@@ -15,7 +15,8 @@ from leanconv import LeanconvError, models
 from leanconv.baselines.cp import cp, cp_factors, cp_macs, cp_rank
 from leanconv.network.layers.geometry import Geometry
 from leanconv.pipeline.inspection import inspect_network
-from tests.conftest import plain_network, relative
+from tests.support.equality import relative
+from tests.support.networks import plain_network
 
 
 def rebuilt(factors: tuple[Tensor, ...]) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision.models.detection.image_list import ImageList
 
 from leanconv import models
-from tests.network.test_torchvision_detectors import small_features
+from tests.support.networks import small_features
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))

@@ -1,6 +1,5 @@
 """The table of detectors: known cells stay, and milliseconds are of both orders."""
 
-# ruff: noqa: F811 - pytest takes a fixture by the name it is imported by
 from __future__ import annotations
 
 import json
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from leanconv.runtimes.bench.measure import Rounds
-from tests.benchmarks.test_detection_benchmark import Probe, folder, given  # noqa: F401
+from tests.support.detection_benchmark import Probe, given
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))

@@ -14,7 +14,6 @@ import torch
 from leanconv.cli.doctor_checks import machine, packages
 from leanconv.cli.doctor_checks.line import Line, attempt
 from leanconv.cli.doctor_checks.run import Examination, examine
-from tests.cli.test_cli import leanconv_command  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,7 +129,7 @@ def test_an_old_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packages._numbers("2.11.0+cu130") > packages._numbers("2.8")
 
 
-def test_something_essential_broken_exits_2(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_something_essential_broken_exits_2(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch, "torchvision", RuntimeError("operator torchvision::nms does not exist"))
     monkeypatch.setattr("leanconv.cli.doctor_checks.run.extras", list)
     code, out, err = leanconv_command("doctor")
@@ -145,7 +144,7 @@ def test_something_essential_broken_exits_2(leanconv_command, monkeypatch: pytes
     assert json.loads(out)["works"] is False
 
 
-def test_a_torch_that_cannot_compute_exits_2(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_torch_that_cannot_compute_exits_2(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("Intel oneMKL FATAL ERROR")
 
@@ -200,7 +199,7 @@ def test_what_libraries_say_on_import_is_left_out(capsys) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_the_command(leanconv_command, found: Examination, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_command(leanconv_command, found: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leanconv.cli.doctor_checks.examine", lambda: found)
     code, out, err = leanconv_command("doctor")
     assert (code, err) == (0, "")

@@ -18,7 +18,7 @@ from leanconv.cli.main import run
 from leanconv.errors import LeanconvError
 from leanconv.images import Preprocess, find_pictures
 from leanconv.train import finetune as finetune_module
-from tests.cli.test_cli import call
+from tests.support.command import call
 from tests.support.training import (
     apart,
     assert_same_bits,

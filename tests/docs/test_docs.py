@@ -29,7 +29,7 @@ import typer
 import leanconv
 from leanconv import demo
 from leanconv.cli.main import app
-from tests.support.small_world import command, shape_of, template, world  # noqa: F401
+from tests.support.small_world import command, shape_of
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "leanconv"
@@ -146,7 +146,7 @@ def readers_own(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=lambda page: page.name)
-def test_the_blocks_of_a_page_run(page: Path, world: Path, shell: Shell) -> None:  # noqa: F811
+def test_the_blocks_of_a_page_run(page: Path, world: Path, shell: Shell) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     if page.name in GIVEN:
         namespace |= readers_own(GIVEN[page.name])
@@ -183,12 +183,12 @@ def test_the_blocks_of_a_page_run(page: Path, world: Path, shell: Shell) -> None
         "make nothing",
     ],
 )
-def test_a_line_that_does_not_work_is_noticed(line: str, world: Path, shell: Shell) -> None:  # noqa: F811
+def test_a_line_that_does_not_work_is_noticed(line: str, world: Path, shell: Shell) -> None:
     with pytest.raises(AssertionError):
         shell.run(line)
 
 
-def test_the_commands_in_the_help_run(world: Path, shell: Shell) -> None:  # noqa: F811
+def test_the_commands_in_the_help_run(world: Path, shell: Shell) -> None:
     lines = []
     for name in typer.main.get_command(app).commands:
         help_text = sys.modules[f"leanconv.cli.{name}"].__dict__[name].__doc__

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "src" / "leanconv"
+TESTS = Path(__file__).parents[1]
+SOURCE = TESTS.parent / "src" / "leanconv"
 
 
 def modules() -> dict[str, Path]:
@@ -49,6 +51,16 @@ def test_mathematics_knows_no_modules() -> None:
 def test_files_are_of_readable_length() -> None:
     for path in SOURCE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 330, path
+
+
+def test_no_test_imports_another() -> None:
+    """What tests share is in tests/support, and fixtures in a conftest.py."""
+    for path in TESTS.rglob("*.py"):
+        # As text: scripts that a test runs in a process of its own are strings.
+        assert not re.search(r"(from|import) +tests\.(?!support\b)", path.read_text()), path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert not (node.level or node.module == "tests") or {a.name for a in node.names} <= {"support"}, path
 
 
 def test_import_is_cheap() -> None:

@@ -8,13 +8,11 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from leanconv import LeanconvError
 from leanconv.evaluation.detection import coco_map
 from leanconv.evaluation.voc_ap import match, mean_ap, paired_loss, precisions, voc_ap
-
-Image_ = dict[str, Tensor]
+from tests.support.scenes import Image_
 
 
 def objects(*boxes: tuple[float, ...], labels: list[int] | None = None, difficult: tuple[int, ...] = ()) -> Image_:

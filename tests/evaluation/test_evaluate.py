@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -21,37 +20,7 @@ from leanconv.evaluation.class_names import ClassIndices
 from leanconv.evaluation.classification import answers, averaged, logits_and_labels
 from leanconv.evaluation.paired import compare, kl_divergence, paired_interval
 from leanconv.images import Preprocess, TenViews, find_pictures, stream
-from tests.images.test_images import SMALL
-
-
-def encoded(size: tuple[int, int] = (30, 24), seed: int = 0, form: str = "PNG") -> bytes:
-    buffer = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(buffer, form)
-    return buffer.getvalue()
-
-
-def pack(path: Path, members: dict[str, bytes]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return path
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    for shard in range(3):
-        members = {}
-        for number in range(2):
-            key = f"{shard}{number}"
-            members[f"{key}.jpg"] = encoded(seed=shard, form="JPEG")
-            members[f"{key}.cls"] = f"{shard:03}\n".encode()
-        pack(tmp_path / "shards" / f"val-{shard:03}.tar", members)
-    return tmp_path / "shards"
-
+from tests.support.pictures import SMALL, encoded
 
 # Ten views.
 

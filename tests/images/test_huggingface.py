@@ -11,8 +11,7 @@ import torch
 from leanconv import LeanconvError
 from leanconv.evaluation.class_names import class_indices
 from leanconv.images import find_pictures, held_out, read_all
-from tests.evaluation.test_evaluate import encoded
-from tests.images.test_images import SMALL, write_picture
+from tests.support.pictures import SMALL, encoded, write_picture
 
 
 def saved_dataset(folder: Path, images: str = "image", labels: str = "label", *, named: bool = True) -> Path:

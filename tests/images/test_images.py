@@ -16,13 +16,7 @@ from leanconv.evaluation.class_names import class_indices
 from leanconv.evaluation.classification import accuracy, agreement
 from leanconv.images import Preprocess, find_pictures, read_all
 from leanconv.images.loading import spread
-
-SMALL = Preprocess(size=16, resize=16)
-
-
-def write_picture(path: Path, shade: int = 128, size: tuple[int, int] = (20, 18)) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (shade, shade // 2, 255 - shade)).save(path)
+from tests.support.pictures import SMALL, write_picture
 
 
 @pytest.fixture

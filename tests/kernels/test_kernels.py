@@ -21,8 +21,10 @@ from leanconv.kernels import optimize_, pack, tune
 from leanconv.kernels.fused_stage import EAGER, WIDEST, Plan, Stage, plans, powers, precision, up
 from leanconv.kernels.launch import run, run_eagerly
 from leanconv.kernels.pack import aligned, packed
-from tests.conftest import plain_network, relative, smooth_images
-from tests.kernels.test_custom_op import operands
+from tests.support.equality import relative
+from tests.support.fused import operands
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 

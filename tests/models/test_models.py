@@ -21,8 +21,7 @@ from leanconv.network.source import Source, build, identify
 from leanconv.network.survey import survey
 from leanconv.pipeline.inspection import inspect_network
 from leanconv.train.scratch import scratch
-from tests.conftest import smooth_images
-from tests.images.test_images import write_picture
+from tests.support.pictures import smooth_images, write_picture
 
 
 @pytest.fixture(scope="module")

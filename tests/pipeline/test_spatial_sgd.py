@@ -10,7 +10,8 @@ import leanconv
 from leanconv.pipeline import spatial_sgd as reconstruction
 from leanconv.solve import spatial_basis
 from leanconv.solve.spatial_sgd import Reconstruction, reconstruct
-from tests.conftest import plain_network, smooth_images
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 
 def test_descent_finds_what_the_data_shows() -> None:

@@ -32,8 +32,9 @@ from leanconv.runtimes.bench.measure import Rounds
 from leanconv.runtimes.bench.runners import DTYPES, RUNTIMES
 from leanconv.runtimes.target import DTYPES as NAMES
 from leanconv.runtimes.target import RUNTIMES as KNOWN
-from tests.conftest import plain_network, smooth_images
-from tests.ranks.test_ranks import NETWORK, candidate
+from tests.support.candidates import NETWORK, candidate
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 
 @pytest.fixture(autouse=True)
@@ -403,7 +404,7 @@ def test_all_the_time_in_the_world() -> None:
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from tests.evaluation.test_evaluate import encoded
+    from tests.support.pictures import encoded
 
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\n\ndef build():\n    torch.manual_seed(0)\n    return nn.Sequential("

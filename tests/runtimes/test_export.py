@@ -20,8 +20,10 @@ from leanconv.runtimes.export import pt2 as pt2_room
 from leanconv.runtimes.export import to_aot, to_onnx, to_pt2, trial
 from leanconv.runtimes.export.onnx import write_onnx
 from leanconv.runtimes.export.pt2 import write_pt2
-from tests.cli.test_cli import NETWORK, call
-from tests.conftest import plain_network, relative, smooth_images
+from tests.support.command import NETWORK, call
+from tests.support.equality import relative
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -13,15 +13,9 @@ import leanconv
 from leanconv.runtimes.bench import runners as runtimes
 from leanconv.runtimes.bench.comparison import bench
 from leanconv.runtimes.bench.runners import RUNTIMES, Conditions
-from tests.conftest import plain_network, smooth_images
+from tests.support.pictures import smooth_images
 
 CPU = Conditions(device=torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def accelerated() -> tuple[nn.Module, leanconv.Accelerated]:
-    model = plain_network()
-    return model, leanconv.accelerate(model, smooth_images(), 2, solver="linear", samples=200, progress=False)
 
 
 @pytest.mark.parametrize("name", ["torch", "onnxruntime", "openvino"])

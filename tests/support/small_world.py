@@ -40,8 +40,8 @@ from leanconv import demo, models
 from leanconv.network import source
 from leanconv.ranks.latency.plan import Wish
 from leanconv.runtimes.export.program import Written
-from tests.evaluation.test_evaluate import encoded, pack
-from tests.images.test_detection_data import write_coco, write_shard, write_voc
+from tests.support.pictures import encoded, pack
+from tests.support.scenes import write_coco, write_shard, write_voc
 
 NETWORK = """
 import torch
@@ -55,7 +55,6 @@ def build():
     )
 """
 DETECTOR = """
-from tests.support.small_world import small_detector
 
 def build():
     return small_detector(num_classes=3)

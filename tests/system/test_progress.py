@@ -30,7 +30,7 @@ from leanconv.progress import Solved, reporter
 from leanconv.progress.live import OTHER_LINES, layer_lines
 from leanconv.progress.reporter import Forgiving
 from leanconv.progress.stage import Pace, clock
-from tests.cli.test_cli import ACCELERATE, leanconv_command, place  # noqa: F401
+from tests.support.command import ACCELERATE
 
 # Stages without a network: what is tested is the terminal.
 STAGES = """
@@ -307,7 +307,7 @@ def test_time_left_is_as_long_as_the_steps_so_far_took() -> None:
     assert [clock(seconds) for seconds in (0, 59.6, 61, 3661)] == ["0:00", "1:00", "1:01", "1:01:01"]
 
 
-def test_quiet_prints_the_result_alone(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_quiet_prints_the_result_alone(place: Path, leanconv_command) -> None:
     for number in range(4, 104):  # one picture in a hundred may be broken
         shutil.copy(place / "photos" / "cat" / "0.png", place / "photos" / "cat" / f"{number}.png")
     (place / "photos" / "cat" / "broken.png").write_bytes(b"no picture")
@@ -325,7 +325,7 @@ def test_quiet_prints_the_result_alone(place: Path, leanconv_command) -> None:  
     assert err == "leanconv: error: 'fast' exists already; choose another name or remove it first.\n"
 
 
-def test_quiet_does_not_change_what_machines_read(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_quiet_does_not_change_what_machines_read(place: Path, leanconv_command) -> None:
     found = []
     for out in ("loud --json", "silent --json --quiet"):
         code, printed, _ = leanconv_command(f"{ACCELERATE} --out {out}")
@@ -372,7 +372,7 @@ def test_help_takes_little_computing() -> None:
     assert min(seconds() for _ in range(3)) < 0.3
 
 
-def test_an_interrupted_command_says_so(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_an_interrupted_command_says_so(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 

@@ -16,7 +16,8 @@ from leanconv.train import cuda_graphs as recorded
 from leanconv.train import step
 from leanconv.train.augment import crop_and_flip
 from leanconv.train.finetune import FineTuned
-from tests.conftest import plain_network, smooth_images
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 from tests.support.training import assert_same_bits
 
 on_a_gpu = [

@@ -20,14 +20,11 @@ from leanconv.images.loading import Placed
 from leanconv.result import Accelerated
 from leanconv.train import distill as refine
 from leanconv.train.augment import crop_and_flip
-from tests import distilling
-from tests.conftest import smooth_images
-from tests.images.test_images import write_picture
-from tests.storage.test_workdir import assert_equal
 from tests.support.distilling import SIZE, distance, images, network, run, trained_with
+from tests.support.equality import assert_equal
+from tests.support.pictures import smooth_images, write_picture
 
 # Fixtures, which pytest looks for by name in this file.
-short, many, distilled, closed_form = distilling.short, distilling.many, distilling.distilled, distilling.closed_form
 
 
 def test_it_ends_nearer_to_the_original(distilled: Accelerated, closed_form: Accelerated) -> None:

@@ -15,12 +15,11 @@ from leanconv.result import Accelerated
 from leanconv.storage.workdir import Workdir
 from leanconv.train import distill as refine
 from leanconv.train.checkpoint import Checkpoint
-from tests import distilling
-from tests.storage.test_workdir import assert_equal, ended_after
 from tests.support.distilling import run, trained_with
+from tests.support.equality import assert_equal
+from tests.support.workdirs import ended_after
 
 # Fixtures, which pytest looks for by name in this file.
-short, many, closed_form = distilling.short, distilling.many, distilling.closed_form
 
 
 def killed_at(keep: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -17,7 +17,8 @@ from leanconv.train.augment import crop_and_flip
 from leanconv.train.dataset import Examples
 from leanconv.train.finetune import finetune
 from leanconv.train.settings import Settings
-from tests.conftest import plain_network, smooth_images
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 from tests.support.training import (
     CLASSES,
     SETTINGS,

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 import leanconv
 from leanconv.train.feature_points import places_of
 from leanconv.train.objectives import Distillation, _Distance
-from tests.conftest import plain_network, smooth_images
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 from tests.support.training import (
     CLASSES,
     assert_same_bits,
