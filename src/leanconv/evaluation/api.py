@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,11 +95,15 @@ def evaluate(
                 raise LeanconvError(f"{name} goes with a path of images, and data is a {type(data).__name__}.")
     place = device_of(networks[0]) if device is None else parse_device(device)
     run = _Run(named, data, place, Team(place), batch or (8 if detectors else 32), workers, progress)
-    with _put_back(networks):
+    places = [device_of(network) for network in networks]
+    try:
         if detectors:
             return run.detect(None if classes is None else Path(classes), categories, split, metric or "voc", limit)
         assert preprocess is not None
         return run.classify(preprocess, labels, classes, views, limit)
+    finally:
+        for network, home in zip(networks, places, strict=True):
+            network.to(home)
 
 
 @dataclass(frozen=True)
@@ -286,17 +289,3 @@ def _refuse(options: Mapping[str, Any], kind: str) -> None:
     for name, value in options.items():
         if value is not None:
             raise LeanconvError(f"{name} is for {kind}, which the model is none of; leave it out.")
-
-
-@contextmanager
-def _put_back(models: Sequence[nn.Module]) -> Iterator[None]:
-    """The networks are afterwards in the mode and in the place they were in."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    places = [device_of(model) for model in models]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for model, place in zip(models, places, strict=True):
-            model.to(place)

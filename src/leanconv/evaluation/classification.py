@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,17 +41,24 @@ class Accuracy:
         return f"{self.model}: top-1 {100 * self.top1:.2f} %, top-5 {100 * self.top5:.2f} % of {self.images} images"
 
 
+@contextmanager
+def judging(*models: nn.Module) -> Iterator[None]:
+    """Without gradients, and with these networks in eval mode. Afterwards every layer has the mode it had."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for model in models:
+            model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def logits_of(model: nn.Module, batches: Iterable[Tensor], device: torch.device | str) -> Tensor:
     """Outputs (n x classes, float32, CPU) of ``model`` in eval mode; its mode is put back."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return torch.cat(
-                [class_scores(model(as_taken(model, batch.to(device)))).float().cpu() for batch in batches]
-            )
-    finally:
-        model.train(training)
+    with judging(model):
+        return torch.cat([class_scores(model(as_taken(model, batch.to(device)))).float().cpu() for batch in batches])
 
 
 def as_taken(model: nn.Module, images: Tensor) -> Tensor:
@@ -74,16 +82,15 @@ def answers(
     of pictures x views x channels x height x width runs ``at_once`` views at a time, and the outputs are the
     logarithms of the probabilities averaged over the views.
     """
-    networks = [(name, model.to(device).eval()) for name, model in models]
-    outputs: list[list[Tensor]] = [[] for _ in networks]
+    outputs: list[list[Tensor]] = [[] for _ in models]
     labels: list[int] = []
-    with torch.no_grad():
+    with judging(*(model.to(device) for _, model in models)):
         for batch, pictures in batches:
             there = batch.to(device)
-            scores = [_answer(name, model, there, at_once, pictures[0].name) for name, model in networks]
+            scores = [_answer(name, model, there, at_once, pictures[0].name) for name, model in models]
             counts = [each.shape[1] for each in scores]
             if len(set(counts)) > 1:
-                said = [f"{name} has {count} outputs" for (name, _), count in zip(networks, counts, strict=True)]
+                said = [f"{name} has {count} outputs" for (name, _), count in zip(models, counts, strict=True)]
                 raise LeanconvError(f"{' and '.join(said)}; give networks with the same classes.")
             classes.check(counts[0])
             for every, each in zip(outputs, scores, strict=True):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.evaluation.classification import as_taken
+from leanconv.evaluation.classification import as_taken, judging
 from leanconv.evaluation.voc_ap import Found, difficult_of
 from leanconv.images.detection_data import SceneSet, Target
 from leanconv.images.loading import read_batches
@@ -46,14 +46,11 @@ def is_detector(model: nn.Module) -> bool:
     if kind_of(model) is not None:
         return True
     weight = next(model.parameters(), torch.zeros(()))
-    training = model.training
     try:
-        with torch.no_grad():
-            answer = model.eval()([as_taken(model, torch.zeros(3, 224, 224, device=weight.device))])
+        with judging(model):
+            answer = model([as_taken(model, torch.zeros(3, 224, 224, device=weight.device))])
     except Exception:  # most networks take a tensor, and say so in their own way
         return False
-    finally:
-        model.train(training)
     return _is_answer(answer, 1)
 
 
@@ -99,14 +96,13 @@ def detect_all(
     step: Callable[[], None] = lambda: None,
 ) -> tuple[list[list[Found]], list[Target]]:
     """What every detector finds in the same images, on the CPU, and what there is: objects of ``classes`` classes."""
-    models = [(detector, detector.model.to(device).eval()) for detector in detectors]
-    found: list[list[Found]] = [[] for _ in models]
+    found: list[list[Found]] = [[] for _ in detectors]
     targets: list[Target] = []
-    with torch.no_grad():
+    with judging(*(detector.model.to(device) for detector in detectors)):
         for pictures, objects in batches:
             images = [picture.to(device) for picture in pictures]
-            for every, (detector, model) in zip(found, models, strict=True):
-                every += _answer(detector, model, images, classes) if images else []
+            for every, detector in zip(found, detectors, strict=True):
+                every += _answer(detector, images, classes) if images else []
             targets += objects
             step()
     if not targets:
@@ -114,10 +110,10 @@ def detect_all(
     return found, targets
 
 
-def _answer(detector: Detector, model: nn.Module, images: list[Tensor], classes: int) -> list[Found]:
+def _answer(detector: Detector, images: list[Tensor], classes: int) -> list[Found]:
     """Checked answers to a batch, with the data's labels."""
     try:
-        answer = model([as_taken(model, image) for image in images])
+        answer = detector.model([as_taken(detector.model, image) for image in images])
     except Exception as error:
         raise LeanconvError(f"{detector.name}: {model_failed(error, images)}") from error
     if not _is_answer(answer, len(images)):
