@@ -80,7 +80,7 @@ def test_results_of_accelerate_remember_how_their_images_are_read(photos: Path) 
     alone = leanconv.evaluate(small, photos, progress=False)
     again = leanconv.evaluate(result.model, photos, progress=False, preprocess=SMALL)
     assert (alone.top1, alone.top5) == (again.top1, again.top5)
-    with pytest.raises(LeanconvError, match="made for different preprocessing; give one as preprocess"):
+    with pytest.raises(LeanconvError, match="made for different preprocessing; give the one to use as preprocess"):
         leanconv.evaluate(small, photos, large)
 
 

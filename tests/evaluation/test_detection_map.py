@@ -12,7 +12,7 @@ from torch import nn
 from leanconv import LeanconvError
 from leanconv.evaluation.class_names import detector_labels
 from leanconv.evaluation.detection import Detector, class_outputs, detect_all, is_detector, read_scenes
-from leanconv.evaluation.voc_ap import Found, voc_ap
+from leanconv.evaluation.voc_ap import Answer, voc_ap
 from leanconv.images.detection_data import Scenes, SceneSet, Target, find_scenes
 from leanconv.images.detection_formats import VOC_CLASSES
 from leanconv.network.layers.blank import blank
@@ -24,7 +24,7 @@ def scenes_of(scenes: Path) -> Scenes:
     return find_scenes(scenes / "data")
 
 
-def detect(model: nn.Module, data: SceneSet, **options: Any) -> tuple[list[Found], list[Target]]:
+def detect(model: nn.Module, data: SceneSet, **options: Any) -> tuple[list[Answer], list[Target]]:
     """What one detector finds."""
     detector = Detector("the model", model)
     (found,), targets = detect_all([detector], read_scenes(data, **options), len(data.scenes.classes), "cpu")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import common as given
+from leanconv.cli import common
 from leanconv.cli.json_output import print_json
 from leanconv.cli.record import Record, folder_to_record
 from leanconv.errors import LeanconvError
@@ -41,7 +41,7 @@ Views = Annotated[
 
 
 def evaluate(
-    model: given.Model,
+    model: common.Model,
     data: Data,
     other: Other = None,
     labels: Labels = None,
@@ -50,20 +50,20 @@ def evaluate(
     split: Split = None,
     metric: Metric = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many images, spread over all.")] = None,
-    weights: given.Weights = None,
-    num_classes: given.Classes = None,
-    original: given.Original = None,
-    size: given.Size = None,
-    resize: given.Resize = None,
-    channels: given.Channels = None,
-    mean: given.Mean = None,
-    std: given.Std = None,
+    weights: common.Weights = None,
+    num_classes: common.Classes = None,
+    original: common.Original = None,
+    size: common.Size = None,
+    resize: common.Resize = None,
+    channels: common.Channels = None,
+    mean: common.Mean = None,
+    std: common.Std = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images a batch (32; detectors 8).")] = None,
-    workers: given.Workers = None,
-    device: given.Device = None,
+    workers: common.Workers = None,
+    device: common.Device = None,
     record: Record = False,
-    as_json: given.Json = False,
-    quiet: given.Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Measure top-1 and top-5 accuracy on labelled images, or a detector's mAP on annotated ones, of one network or of
     two side by side.
@@ -105,7 +105,7 @@ def evaluate(
         categories = _categories([network.preset for network in networks])
     else:
         prepare = preprocess_together(networks, specs, **pictures)
-    with given.team(device) as (place, lead), given.named_as_option("views", "labels", "split", "metric"):
+    with common.team(device) as (place, lead), common.named_as_option("views", "labels", "split", "metric"):
         found = measure(
             networks[0].model,
             data,
@@ -120,7 +120,7 @@ def evaluate(
             metric=metric,
             limit=limit,
             batch=batch,
-            workers=given.pick_workers(workers),
+            workers=common.pick_workers(workers),
             device=place,
             progress=not quiet,
         )

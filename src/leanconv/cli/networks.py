@@ -47,9 +47,9 @@ class Opened:
             if channels == 1:
                 raise LeanconvError("--channels 1 does not go with trained weights by name, which take colour.")
             known = Preprocess(transform=torchvision.models.get_weight(self.preset).transforms())
-            numbers = known.numbers()
             if all(option is None for option in (size, resize, mean, std)):
                 return known
+            numbers = known.numbers()
             if numbers is None:
                 raise LeanconvError(
                     f"the preprocessing of {self.preset!r} cannot be changed; leave --size, --resize, --mean and --std."
@@ -115,12 +115,12 @@ def _torchvision(source: Source, asked: str) -> Opened:
     except ValueError:
         build(source)  # says that there is no such network, and which are near
         raise
-    wanted = asked.rpartition(".")[2]
-    if wanted not in names.__members__:
+    name = asked.rpartition(".")[2]
+    if name not in names.__members__:
         if Path(asked).suffix or os.sep in asked:
             raise LeanconvError(f"--weights {asked!r} does not exist; give a .safetensors or .pth file.")
         raise unknown_name(asked, ["none", *names.__members__], what="weights", where="--weights")
-    chosen = names[wanted]
+    chosen = names[name]
     if source.classes is not None:
         raise LeanconvError(
             "--num-classes does not go with trained weights by name, whose outputs are fixed; give --weights FILE."
@@ -135,10 +135,10 @@ def _downloaded(build_it: Callable[[], nn.Module], name: str) -> nn.Module:
     except LeanconvError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise LeanconvError(
-            f"the trained weights of {name!r} could not be fetched ({type(error).__name__}: {said}); give a file with "
-            "--weights FILE, or --weights none for random ones."
+            f"the trained weights of {name!r} could not be fetched ({type(error).__name__}: {message}); give a file "
+            "with --weights FILE, or --weights none for random ones."
         ) from None
 
 
@@ -167,8 +167,10 @@ def _from_file(spec: str, weights: str | None) -> Opened:
     except LeanconvError:
         raise
     except (Exception, SystemExit) as error:
-        said = " ".join(str(error).split())[:300]
-        raise LeanconvError(f"MODEL {spec!r} raised {type(error).__name__}: {said}; it must run by itself.") from error
+        message = " ".join(str(error).split())[:300]
+        raise LeanconvError(
+            f"MODEL {spec!r} raised {type(error).__name__}: {message}; it must run by itself."
+        ) from error
     if not isinstance(model, nn.Module):
         raise LeanconvError(f"MODEL {spec!r} returned a {type(model).__name__}; it must return a torch.nn.Module.")
     if weights is not None and weights.lower() != "none":

@@ -75,34 +75,36 @@ def evaluate(
         device: where to run; default: where the model is.
         progress: show progress.
     """
-    networks = [each.model if isinstance(each, Accelerated) else each for each in (model, other) if each is not None]
     if views not in (1, 10):
         raise LeanconvError(f"views {views} is not known; use 1 or 10.")
+    models = [model] if other is None else [model, other]
+    networks = [each.model if isinstance(each, Accelerated) else each for each in models]
     for network in networks:
         check_model(network)
-    if names is None:
-        names = [NAMELESS] if other is None else ["original", "other"]
-    named = list(zip(names, networks, strict=True))
+    named = list(zip(names or (["original", "other"] if other is not None else [NAMELESS]), networks, strict=True))
     detectors = are_detectors(named)
     if detectors:
-        _refuse({"labels": labels, "views": None if views == 1 else views, "preprocess": preprocess}, "classifiers")
+        other_kind: dict[str, Any] = {
+            "labels": labels,
+            "views": None if views == 1 else views,
+            "preprocess": preprocess,
+        }
     else:
-        _refuse({"split": split, "metric": metric, "categories": categories}, "detectors")
-        preprocess = preprocess or _preprocess([each for each in (model, other) if isinstance(each, Accelerated)])
+        other_kind = {"split": split, "metric": metric, "categories": categories}
+    _refuse(other_kind, f"is for {'classifiers' if detectors else 'detectors'}, which the model is none of")
     if not isinstance(data, (str, Path)):
-        for name, value in {"labels": labels, "classes": classes, "split": split, "limit": limit}.items():
-            if value is not None:
-                raise LeanconvError(f"{name} goes with a path of images, and data is a {type(data).__name__}.")
-    place = device_of(networks[0]) if device is None else parse_device(device)
+        of_paths = {"labels": labels, "classes": classes, "split": split, "limit": limit}
+        _refuse(of_paths, f"goes with a path of images, and data is a {type(data).__name__}")
+    file = None if classes is None else Path(classes)
+    place, homes = device_of(networks[0]), [device_of(network) for network in networks]
+    place = place if device is None else parse_device(device)
     run = _Run(named, data, place, Team(place), batch or (8 if detectors else 32), workers, progress)
-    places = [device_of(network) for network in networks]
     try:
         if detectors:
-            return run.detect(None if classes is None else Path(classes), categories, split, metric or "voc", limit)
-        assert preprocess is not None
-        return run.classify(preprocess, labels, classes, views, limit)
+            return run.detect(file, categories, split, metric or "voc", limit)
+        return run.classify(preprocess or _preprocess(models), labels, file, views, limit)
     finally:
-        for network, home in zip(networks, places, strict=True):
+        for network, home in zip(networks, homes, strict=True):
             network.to(home)
 
 
@@ -122,7 +124,7 @@ class _Run:
         self,
         preprocess: Callable[[bytes], Tensor],
         labels: str | Path | None,
-        classes: str | Path | None,
+        file: Path | None,
         views: int,
         limit: int | None,
     ) -> Accuracy | Comparison:
@@ -133,17 +135,14 @@ class _Run:
             source = held_out(str(self.data))
             pictures = find_pictures(source)
             pictures = pictures if labels is None else labelled(pictures, Path(labels))
-            mapping = class_indices(pictures, None if classes is None else Path(classes))
+            mapping = class_indices(pictures, file)
             pictures = spread(pictures, limit or len(pictures))
             total, mine, together = len(pictures), self._share(len(pictures)), max(1, self.batch // views)
             batches = stream(
                 pictures[mine.start : mine.stop],
                 TenViews(_with_sizes(preprocess)) if views > 1 else preprocess,
                 batch=together,
-                workers=self.workers,
-                pin=self._pin,
-                out_of=total,
-                bad=bad,
+                **self._reading(total, bad),
             )
             steps = -(-len(mine) // together)
         else:
@@ -152,12 +151,12 @@ class _Run:
         # Ten views of a batch of pictures are more than a batch.
         at_once = self.batch if views > 1 else None
         named = self.named if len(self.named) > 1 else [(NAMELESS, self.named[0][1])]
-        found = self._of_all(
+        parts = self._of_all(
             "evaluating", steps, lambda step: answers(named, batches, mapping, self.device, at_once=at_once, step=step)
         )
         unreadable = self._unreadable(bad, total)
-        logits = [torch.cat([each[0][number] for each in found]) for number in range(len(self.named))]
-        truth = torch.cat([each[1] for each in found])
+        logits = [torch.cat([each[0][number] for each in parts]) for number in range(len(self.named))]
+        truth = torch.cat([each[1] for each in parts])
         about = {"data": source, "views": views, "unreadable": unreadable}
         if len(logits) == 1:
             return accuracy(logits[0], truth, model=self.named[0][0], about=about)
@@ -165,12 +164,7 @@ class _Run:
         return compare(logits[0], logits[1], truth, original=original, other=other, about=about)
 
     def detect(
-        self,
-        file: Path | None,
-        categories: Sequence[str] | None,
-        split: str | None,
-        metric: str,
-        limit: int | None,
+        self, file: Path | None, categories: Sequence[str] | None, split: str | None, metric: str, limit: int | None
     ) -> DetectionScore:
         if metric not in METRICS:
             raise unknown_name(metric, METRICS, what="metric", where="metric")
@@ -189,9 +183,7 @@ class _Run:
                 raise no_objects()
             total, mine, classes = len(scenes), self._share(len(scenes)), scenes.classes
             steps = -(-len(mine) // self.batch)
-            batches = read_scenes(
-                SceneSet(scenes), mine, batch=self.batch, workers=self.workers, pin=self._pin, bad=bad
-            )
+            batches = read_scenes(SceneSet(scenes), mine, batch=self.batch, **self._reading(total, bad))
             labels = [
                 detector_labels(name, count, categories, classes, file)
                 for (name, _), count in zip(self.named, outputs, strict=True)
@@ -204,18 +196,22 @@ class _Run:
             items, steps = self._batches(_apart)
             batches = ((list(images), list(targets)) for images, targets in items)
         detectors = [Detector(name, model, each) for (name, model), each in zip(self.named, labels, strict=True)]
-        found = self._of_all(
+        parts = self._of_all(
             "detecting", steps, lambda step: detect_all(detectors, batches, len(classes), self.device, step=step)
         )
         about["unreadable"] = self._unreadable(bad, total)
-        targets = [target for each in found for target in each[1]]
-        seen = [[one for each in found for one in each[0][number]] for number in range(len(detectors))]
+        targets = [target for each in parts for target in each[1]]
+        seen = [[one for each in parts for one in each[0][number]] for number in range(len(detectors))]
         about["images"] = len(targets)
         return score([name for name, _ in self.named], seen, targets, classes, metric, **about)
 
     @property
     def _pin(self) -> bool:
+        """Whether images go to a GPU, which fetches them from pinned memory by itself."""
         return self.device.type == "cuda"
+
+    def _reading(self, total: int, bad: list[str]) -> dict[str, Any]:
+        return {"workers": self.workers, "pin": self._pin, "out_of": total, "bad": bad}
 
     def _share(self, count: int) -> range:
         """This process's images. They lie side by side: what all processes find is then in the order of one alone."""
@@ -263,6 +259,8 @@ def _as_pictures(batches: Iterable[Any], classes: ClassIndices) -> Iterator[tupl
         classes.update({str(label): label for label in labels.tolist()})
         yield images, [Picture("", f"image {count + i}", str(label)) for i, label in enumerate(labels.tolist())]
         count += len(images)
+    if not count:
+        raise LeanconvError("data has no images, or fewer batches than there are processes; give more.")
 
 
 def _apart(pairs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -270,11 +268,11 @@ def _apart(pairs: list[Any]) -> tuple[list[Any], list[Any]]:
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
-def _preprocess(results: list[Accelerated]) -> Preprocess:
-    """What the results remember, if any does."""
-    known = [result.preprocess for result in results if result.preprocess is not None]
+def _preprocess(models: Sequence[nn.Module | Accelerated]) -> Preprocess:
+    """What the results of ``accelerate`` among these remember, if any does."""
+    known = [each.preprocess for each in models if isinstance(each, Accelerated) and each.preprocess is not None]
     if any(each != known[0] for each in known):
-        raise LeanconvError("the networks were made for different preprocessing; give one as preprocess.")
+        raise LeanconvError("the networks were made for different preprocessing; give the one to use as preprocess.")
     return Preprocess.from_json(known[0]) if known else Preprocess()
 
 
@@ -284,8 +282,7 @@ def _with_sizes(preprocess: Callable[[bytes], Tensor]) -> Preprocess:
     return preprocess
 
 
-def _refuse(options: Mapping[str, Any], kind: str) -> None:
-    """Options that mean something for the other ``kind`` of network only."""
+def _refuse(options: Mapping[str, Any], why: str) -> None:
     for name, value in options.items():
         if value is not None:
-            raise LeanconvError(f"{name} is for {kind}, which the model is none of; leave it out.")
+            raise LeanconvError(f"{name} {why}; leave it out.")

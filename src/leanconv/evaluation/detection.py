@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError, listing
 from leanconv.evaluation.classification import as_taken, judging
-from leanconv.evaluation.voc_ap import Found, difficult_of
+from leanconv.evaluation.voc_ap import Answer, difficult_of
 from leanconv.images.detection_data import SceneSet, Target
 from leanconv.images.loading import read_batches
 from leanconv.network.model_error import model_failed
@@ -63,8 +63,8 @@ def class_outputs(model: nn.Module) -> int | None:
         return next(
             (layer.out_features for layer in reversed([*scores.modules()]) if isinstance(layer, nn.Linear)), None
         )
-    found = getattr(head, "num_classes", getattr(head, "num_columns", None))
-    return found if isinstance(found, int) else None
+    count = getattr(head, "num_classes", getattr(head, "num_columns", None))
+    return count if isinstance(count, int) else None
 
 
 def read_scenes(
@@ -72,18 +72,12 @@ def read_scenes(
     numbers: Sequence[int] | None = None,
     *,
     batch: int = 8,
-    workers: int = 0,
-    pin: bool = False,
-    bad: list[str] | None = None,
+    **reading: Any,
 ) -> Iterator[Batch]:
-    """Images and targets of the scenes with these ``numbers``, all by default. Names of those that cannot be used go
-    into ``bad``."""
+    """Images and targets of the scenes with these ``numbers``, all by default. ``reading``: as of ``read_batches``."""
     numbers = range(len(scene_set)) if numbers is None else numbers
     names = [scene_set.scenes[number].picture.name for number in numbers]
-    total = len(scene_set)
-    for pairs, _ in read_batches(
-        numbers, scene_set.__getitem__, names, batch=batch, workers=workers, pin=pin, out_of=total, bad=bad
-    ):
+    for pairs, _ in read_batches(numbers, scene_set.__getitem__, names, batch=batch, **reading):
         yield [image for image, _ in pairs], [target for _, target in pairs]
 
 
@@ -94,23 +88,23 @@ def detect_all(
     device: torch.device | str,
     *,
     step: Callable[[], None] = lambda: None,
-) -> tuple[list[list[Found]], list[Target]]:
+) -> tuple[list[list[Answer]], list[Target]]:
     """What every detector finds in the same images, on the CPU, and what there is: objects of ``classes`` classes."""
-    found: list[list[Found]] = [[] for _ in detectors]
+    answers: list[list[Answer]] = [[] for _ in detectors]
     targets: list[Target] = []
     with judging(*(detector.model.to(device) for detector in detectors)):
         for pictures, objects in batches:
             images = [picture.to(device) for picture in pictures]
-            for every, detector in zip(found, detectors, strict=True):
+            for every, detector in zip(answers, detectors, strict=True):
                 every += _answer(detector, images, classes) if images else []
             targets += objects
             step()
     if not targets:
         raise LeanconvError("none of the images could be read; repair or replace them.")
-    return found, targets
+    return answers, targets
 
 
-def _answer(detector: Detector, images: list[Tensor], classes: int) -> list[Found]:
+def _answer(detector: Detector, images: list[Tensor], classes: int) -> list[Answer]:
     """Checked answers to a batch, with the data's labels."""
     try:
         answer = detector.model([as_taken(detector.model, image) for image in images])
@@ -132,8 +126,8 @@ def _is_answer(answer: object, images: int) -> bool:
     )
 
 
-def _checked(detector: Detector, found: dict[str, Tensor], classes: int) -> Found:
-    boxes, labels, scores = found["boxes"].float(), found["labels"], found["scores"].float()
+def _checked(detector: Detector, answer: dict[str, Tensor], classes: int) -> Answer:
+    boxes, labels, scores = answer["boxes"].float(), answer["labels"], answer["scores"].float()
     if not bool(torch.isfinite(boxes).all() and torch.isfinite(scores).all()):
         raise LeanconvError(f"{detector.name} answers NaN or infinity; check its weights.")
     if detector.labels is not None:
@@ -144,11 +138,11 @@ def _checked(detector: Detector, found: dict[str, Tensor], classes: int) -> Foun
             f"{detector.name} answers the label {int(beyond[0])}, but the data has {classes} classes; give --classes "
             "FILE, a JSON of {name: label}."
         )
-    kept = labels > 0  # 0 is background
-    return {"boxes": boxes[kept], "labels": labels[kept], "scores": scores[kept]}
+    object_ = labels > 0  # 0 is background
+    return {"boxes": boxes[object_], "labels": labels[object_], "scores": scores[object_]}
 
 
-def coco_map(found: Sequence[Found], targets: Sequence[Found]) -> dict[str, Any]:
+def coco_map(found: Sequence[Answer], targets: Sequence[Answer]) -> dict[str, Any]:
     """COCO's twelve figures by torchmetrics' names (``map`` is the mean over IoU 0.50 to 0.95) and ``per_class``, label
     -> AP; NaN where there is nothing to be found. Difficult objects count as crowds, the best 100 of an image's
     detections count."""
@@ -161,7 +155,7 @@ def coco_map(found: Sequence[Found], targets: Sequence[Found]) -> dict[str, Any]
         ) from None
     metric = MeanAveragePrecision(class_metrics=True)
     metric.update(
-        [{key: one[key].cpu() for key in KEYS} for one in found],
+        [{key: each[key].cpu() for key in KEYS} for each in found],
         [
             {"boxes": one["boxes"].cpu(), "labels": one["labels"].cpu(), "iscrowd": difficult_of(one).long()}
             for one in targets

@@ -9,7 +9,7 @@ from typing import Any
 
 from leanconv.evaluation.detection import coco_map
 from leanconv.evaluation.paired import Change, points
-from leanconv.evaluation.voc_ap import Found, Matches, match, mean_over_classes, paired_loss, precisions
+from leanconv.evaluation.voc_ap import Answer, Matches, match, mean_over_classes, paired_loss, precisions
 from leanconv.system.text_table import table
 
 # Name -> what it is called, and how many recalls VOC's is the mean of.
@@ -89,8 +89,8 @@ class DetectionScore:
 
 def score(
     names: Sequence[str],
-    found: Sequence[Sequence[Found]],
-    targets: Sequence[Found],
+    found: Sequence[Sequence[Answer]],
+    targets: Sequence[Answer],
     classes: Sequence[str],
     metric: str,
     **about: Any,
@@ -104,7 +104,7 @@ def score(
     return DetectionScore(tuple(classes), metric, tuple(measured), change, about)
 
 
-def _precision(name: str, found: Sequence[Found], targets: Sequence[Found], classes: int, metric: str) -> Precision:
+def _precision(name: str, found: Sequence[Answer], targets: Sequence[Answer], classes: int, metric: str) -> Precision:
     matches = match(found, targets, classes)
     if metric != "coco":
         values = precisions(matches, METRICS[metric][1])

@@ -109,14 +109,14 @@ def _scene(annotation: Annotation, labels: dict[str, int]) -> tuple[Scene, int, 
     width, height = annotation.size or _size_of(annotation.picture)
     boxes = torch.tensor([mark.box for mark in annotation.marks], dtype=torch.float32).reshape(-1, 4)
     inside = boxes.clamp(min=0).minimum(torch.tensor([width, height, width, height]))
-    kept = (inside[:, :2] < inside[:, 2:]).all(dim=1)
-    clipped = int((kept & (inside != boxes).any(dim=1)).sum())
+    inner = (inside[:, :2] < inside[:, 2:]).all(dim=1)
+    clipped = int((inner & (inside != boxes).any(dim=1)).sum())
     objects = Objects(
-        inside[kept],
-        torch.tensor([labels[mark.name] for mark in annotation.marks], dtype=torch.int64)[kept],
-        torch.tensor([mark.difficult for mark in annotation.marks], dtype=torch.bool)[kept],
+        inside[inner],
+        torch.tensor([labels[mark.name] for mark in annotation.marks], dtype=torch.int64)[inner],
+        torch.tensor([mark.difficult for mark in annotation.marks], dtype=torch.bool)[inner],
     )
-    return Scene(annotation.picture, width, height, objects), clipped, int((~kept).sum())
+    return Scene(annotation.picture, width, height, objects), clipped, int((~inner).sum())
 
 
 def _size_of(picture: Picture) -> tuple[int, int]:

@@ -27,7 +27,7 @@ VOC_CLASSES = (
 )
 CLASSES_FILE = "classes.json"
 Place = str | Path | Sequence[str | Path]
-FORMS = "a VOC folder (Annotations, JPEGImages), a COCO annotation .json, or .tar shards of id.jpg and id.json"
+FORMATS = "a VOC folder (Annotations, JPEGImages), a COCO annotation .json, or .tar shards of id.jpg and id.json"
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,11 @@ def _voc_folder(path: Place) -> Path | None:
         return None
     path = Path(path)
     places = [path, *sorted(path.glob("VOC*")), *sorted(path.glob("VOCdevkit/VOC*"))]
-    found = [place for place in places if (place / "Annotations").is_dir()]
-    if len(found) > 1:
-        raise LeanconvError(f"{str(path)!r} holds {listing(place.name for place in found)}; give one of these folders.")
-    return found[0] if found else None
+    folders = [place for place in places if (place / "Annotations").is_dir()]
+    if len(folders) > 1:
+        names = listing(folder.name for folder in folders)
+        raise LeanconvError(f"{str(path)!r} holds {names}; give one of these folders.")
+    return folders[0] if folders else None
 
 
 def _voc_splits(folder: Path) -> list[str]:
@@ -139,10 +140,10 @@ def _voc_mark(element: ElementTree.Element) -> Mark:
 
 
 def _text(element: ElementTree.Element, path: str) -> str:
-    found = (element.findtext(path) or "").strip()
-    if not found:
+    text = (element.findtext(path) or "").strip()
+    if not text:
         raise ValueError(f"an object has no {path}")
-    return found
+    return text
 
 
 # COCO.
@@ -157,13 +158,13 @@ def _coco_parts(path: Place) -> tuple[Path, Path | None] | None:
 def _coco(file: Path, folder: Path | None) -> Annotated:
     try:
         data = json.loads(file.read_bytes())
-        names = {int(one["id"]): str(one["name"]) for one in data["categories"]}
-        images = {int(one["id"]): one for one in data["images"]}
+        names = {int(entry["id"]): str(entry["name"]) for entry in data["categories"]}
+        images = {int(entry["id"]): entry for entry in data["images"]}
         marks: dict[int, list[Mark]] = {number: [] for number in images}
-        for one in data["annotations"]:
-            marks[int(one["image_id"])].append(_coco_mark(one, names))
-        files = {number: str(one["file_name"]) for number, one in images.items()}
-        sizes = {number: _size(one) for number, one in images.items()}
+        for entry in data["annotations"]:
+            marks[int(entry["image_id"])].append(_coco_mark(entry, names))
+        files = {number: str(entry["file_name"]) for number, entry in images.items()}
+        sizes = {number: _size(entry) for number, entry in images.items()}
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise _broken(str(file), "a COCO annotation", error) from None
     if not images:
@@ -183,9 +184,9 @@ def _coco(file: Path, folder: Path | None) -> Annotated:
     ], tuple(names[number] for number in sorted(names))
 
 
-def _coco_mark(one: dict[str, Any], names: dict[int, str]) -> Mark:
-    x, y, width, height = (float(value) for value in one["bbox"])
-    return Mark(names[int(one["category_id"])], (x, y, x + width, y + height), bool(one.get("iscrowd", 0)))
+def _coco_mark(entry: dict[str, Any], names: dict[int, str]) -> Mark:
+    x, y, width, height = (float(value) for value in entry["bbox"])
+    return Mark(names[int(entry["category_id"])], (x, y, x + width, y + height), bool(entry.get("iscrowd", 0)))
 
 
 def _size(data: dict[str, Any]) -> tuple[int, int] | None:
@@ -197,18 +198,18 @@ def _size(data: dict[str, Any]) -> tuple[int, int] | None:
 
 def _tar_files(path: Place) -> list[Path]:
     if not isinstance(path, str | Path):
-        return [tar for one in path for tar in _tar_files(one)]
+        return [tar for entry in path for tar in _tar_files(entry)]
     text, place = str(path), Path(path)
     if place.is_dir():
-        found = sorted(place.glob("*.tar"))
+        tars = sorted(place.glob("*.tar"))
     elif place.is_file():
-        found = [place] if place.suffix == ".tar" else []
+        tars = [place] if place.suffix == ".tar" else []
     else:
-        found = matching(text) if any(sign in text for sign in "*?[{") else []
-    if not found:
+        tars = matching(text) if any(sign in text for sign in "*?[{") else []
+    if not tars:
         problem = "holds no annotated images" if os.path.exists(text) else "does not exist"
-        raise LeanconvError(f"{text!r} {problem}; give {FORMS}.")
-    return found
+        raise LeanconvError(f"{text!r} {problem}; give {FORMATS}.")
+    return tars
 
 
 def _words(tar: Path) -> set[str]:
@@ -230,38 +231,40 @@ def _listed_classes(file: Path) -> tuple[str, ...] | None:
 def _shard(tar: Path, numbered: Sequence[str] | None) -> list[Annotation]:
     """``numbered``: what labels 0, 1, ... are called."""
     members = [member for member in members_of(tar) if not PurePosixPath(member.name).name.startswith(".")]
-    pictures = {posixpath.splitext(one.name)[0]: one for one in members if is_picture(PurePosixPath(one.name))}
-    files = {posixpath.splitext(one.name)[0]: one for one in members if one.name.endswith(".json")}
+    pictures = {
+        posixpath.splitext(member.name)[0]: member for member in members if is_picture(PurePosixPath(member.name))
+    }
+    files = {posixpath.splitext(member.name)[0]: member for member in members if member.name.endswith(".json")}
     if not pictures.keys() & files.keys():
-        raise LeanconvError(f"{str(tar)!r} has no pairs of id.jpg and id.json; give {FORMS}.")
+        raise LeanconvError(f"{str(tar)!r} has no pairs of id.jpg and id.json; give {FORMATS}.")
     names = list(dict.fromkeys([*pictures, *files]))
     _complete(str(tar), names, pictures, files)
-    found = []
+    annotations = []
     with tar.open("rb") as opened:
         for name in names:
             place, picture = f"{tar}/{files[name].name}", pictures[name]
             opened.seek(files[name].offset_data)
             try:
                 data = json.loads(opened.read(files[name].size))
-                marks = tuple(_shard_mark(one, numbered) for one in data["objects"])
+                marks = tuple(_shard_mark(entry, numbered) for entry in data["objects"])
                 size = _size(data)
             except (ValueError, TypeError, LookupError) as error:
                 raise _broken(place, "an annotation", error) from None
             there = Picture(str(tar), f"{tar.name}/{picture.name}", None, picture.offset_data, picture.size)
-            found.append(Annotation(place, there, size, marks))
-    return found
+            annotations.append(Annotation(place, there, size, marks))
+    return annotations
 
 
-def _shard_mark(one: dict[str, Any], numbered: Sequence[str] | None) -> Mark:
-    xmin, ymin, xmax, ymax = (float(value) for value in one["box"])
-    label = one["label"]
+def _shard_mark(entry: dict[str, Any], numbered: Sequence[str] | None) -> Mark:
+    xmin, ymin, xmax, ymax = (float(value) for value in entry["box"])
+    label = entry["label"]
     if not isinstance(label, str):
         if numbered is None:
             raise ValueError(f"label {label} is a number, which needs a {CLASSES_FILE} beside the shards")
         if not 0 <= int(label) < len(numbered):
             raise ValueError(f"label {label} is none of 0 to {len(numbered) - 1}")
         label = numbered[int(label)]
-    return Mark(label, (xmin, ymin, xmax, ymax), bool(one.get("difficult", 0)))
+    return Mark(label, (xmin, ymin, xmax, ymax), bool(entry.get("difficult", 0)))
 
 
 def _complete(place: str, names: Sequence[str], pictures: dict[str, Any], files: dict[str, Any]) -> None:

@@ -27,8 +27,8 @@ def why_unreadable(error: Exception) -> str:
     if isinstance(error, LeanconvError):
         return str(error).rstrip(".")
     # Pillow's own message names the place in memory it read from.
-    said = "it is no picture in a known format" if isinstance(error, UnidentifiedImageError) else error
-    return f"{type(error).__name__}: {said}"
+    message = "it is no picture in a known format" if isinstance(error, UnidentifiedImageError) else error
+    return f"{type(error).__name__}: {message}"
 
 
 class _Attempts(Dataset[tuple[int, Any]]):
@@ -82,12 +82,12 @@ def read_batches(
     bad = [] if bad is None else bad
     collate = partial(_collate, stack=stack)
     loader = DataLoader(_Attempts(items, read), batch, num_workers=workers, collate_fn=collate, pin_memory=pin)
-    for found, numbers, errors in loader:
+    for read_items, numbers, errors in loader:
         for number, reason in errors:
             bad.append(names[number])
             warn(f"cannot read {names[number]} ({reason}); it is left out.")
             refuse_too_many(bad, out_of or len(items))
-        yield found, numbers
+        yield read_items, numbers
 
 
 def refuse_too_many(bad: Sequence[str], total: int) -> None:
@@ -106,16 +106,11 @@ def stream(
     preprocess: Callable[[bytes], Tensor],
     *,
     batch: int = 32,
-    workers: int = 0,
-    pin: bool = False,
-    out_of: int | None = None,
-    bad: list[str] | None = None,
+    **reading: Any,
 ) -> Iterator[tuple[Tensor, list[Picture]]]:
-    """Batches of tensors with the pictures they come from; see ``read_batches``."""
+    """Batches of tensors with the pictures they come from. ``reading``: as of ``read_batches``."""
     read, names = partial(_decoded, preprocess), [picture.name for picture in pictures]
-    for tensors, numbers in read_batches(
-        pictures, read, names, batch=batch, workers=workers, pin=pin, stack=True, out_of=out_of, bad=bad
-    ):
+    for tensors, numbers in read_batches(pictures, read, names, batch=batch, stack=True, **reading):
         if len(tensors) > 1:
             shapes = sorted({tuple(tensor.shape) for tensor in tensors})
             raise LeanconvError(
@@ -148,9 +143,9 @@ class Pictures:
         starts = range(rank * self.batch, len(self.pictures), self.batch * world)
         mine = [picture for start in starts for picture in self.pictures[start : start + self.batch]]
         number = {id(picture): index for index, picture in enumerate(self.pictures)}
-        options: dict[str, Any] = {"batch": self.batch, "workers": self.workers, "pin": self.pin}
+        reading = {"workers": self.workers, "pin": self.pin, "out_of": self.images, "bad": self.unreadable}
         empty = True
-        for tensor, read in stream(mine, self.preprocess, **options, out_of=self.images, bad=self.unreadable):
+        for tensor, read in stream(mine, self.preprocess, batch=self.batch, **reading):
             empty = False
             yield number[id(read[0])], tensor
         if empty and mine:

@@ -89,8 +89,8 @@ class Preprocess:
 
 def whole_picture(encoded: bytes) -> Tensor:
     """3 x height x width, values from 0 to 1, nothing cut off: detectors resize and normalise themselves."""
-    found: Tensor = F.to_tensor(Preprocess().opened(encoded))
-    return found
+    image: Tensor = F.to_tensor(Preprocess().opened(encoded))
+    return image
 
 
 def normalised(picture: Image.Image, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -140,10 +140,10 @@ class TenViews:
         return torch.cat([five, five.flip(-1)])
 
     def _numbers(self) -> Preprocess:
-        found = self.preprocess.numbers()
-        if found is None:
+        numbers = self.preprocess.numbers()
+        if numbers is None:
             raise LeanconvError(
                 "ten views need sizes, which the network's own preprocessing "
                 f"({type(self.preprocess.transform).__name__}) does not say; give --size and --resize."
             )
-        return found
+        return numbers
