@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from leanconv import models
     from leanconv.api import accelerate, analyze, reachable
     from leanconv.config import Distill
+    from leanconv.evaluation.api import evaluate
     from leanconv.forms.channel import Channel
     from leanconv.forms.spatial import Spatial
     from leanconv.forms.three_d import ThreeD
@@ -41,6 +42,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "analyze",
+    "evaluate",
     "finetune",
     "load",
     "load_result",
@@ -63,6 +65,7 @@ _WHERE = {
     "reachable": "leanconv.api",
     "Accelerated": "leanconv.result",
     "LayerReport": "leanconv.result",
+    "evaluate": "leanconv.evaluation.api",
     "FineTuned": "leanconv.train.finetune",
     "finetune": "leanconv.train.finetune",
     "load": "leanconv.storage.folder",

@@ -161,7 +161,7 @@ def accelerate(
         prepare: Preprocess | None = None
         batches: Pictures | WholePictures
         if kind_of(network.model) is None:
-            prepare = given.preprocess(network.preset, size=size, resize=resize, channels=channels, mean=mean, std=std)
+            prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
             batches = Pictures(pictures, prepare, batch=batch or 32, workers=hands, pin=place.type == "cuda")
         else:
             _check_detector({"--size": size, "--resize": resize, "--channels": channels, "--mean": mean, "--std": std})
@@ -169,6 +169,7 @@ def accelerate(
         result = run(network.model, batches, **wanted, device=place, progress=not quiet, workdir=workdir, memory=memory)
         if not lead:
             return
+        assert network.source is not None
         source = confirmed(network.model, result.source, network.source)
         preprocess = None if prepare is None else prepare.to_json(network.preset)
         result = replace(result, source=source, preprocess=preprocess, command=_command())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from leanconv.solve.activations import Activation
+from leanconv.solve.device import Number
 from leanconv.solve.generalization_gap import Gap
 from leanconv.solve.holdout import Parts
 from leanconv.solve.low_rank import LowRank
@@ -17,7 +18,6 @@ from leanconv.solve.reduced_rank import Regressor, linear
 from leanconv.solve.response_space import ResponseSpace
 from leanconv.solve.ridge import strength
 from leanconv.solve.sums import Sums
-from leanconv.solve.device import Number
 
 # lambda of the z-step. Where there is noise to learn it matters how far one goes and hardly on which way (0.3, 1 and 3
 # were tried); 0.3 takes the fewest iterations.
