@@ -24,7 +24,6 @@ from zoo_models import SLICE, Entry, entries
 
 import leanconv
 from leanconv.runtimes.bench.machine import machine
-from leanconv.runtimes.export.onnx import write_onnx
 
 # Largest relative difference from torch that is allowed.
 ALLOWED = 1e-4
@@ -38,7 +37,7 @@ def measured(entry: Entry) -> dict[str, Any]:
         model, images, target, layers="all", solver="linear", refine="none", samples=500, progress=False
     )
     with tempfile.TemporaryDirectory() as place:
-        written = write_onnx(result.model, images[:2], Path(place) / "network.onnx")
+        written = leanconv.export(result.model, images[:2], Path(place) / "network.onnx")
     return {
         "network": entry.key,
         "family": entry.family,

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from leanconv.api import accelerate, reachable
     from leanconv.kernels.optimize import optimize_
     from leanconv.result import Accelerated, LayerReport
+    from leanconv.runtimes.bench.comparison import bench
+    from leanconv.runtimes.export import export
     from leanconv.runtimes.target import Measured, Target
     from leanconv.storage.folder import load, load_result
     from leanconv.train.finetune import FineTuned, finetune
@@ -26,6 +28,8 @@ __all__ = [
     "Target",
     "__version__",
     "accelerate",
+    "bench",
+    "export",
     "finetune",
     "load",
     "load_result",
@@ -44,6 +48,8 @@ _WHERE = {
     "finetune": "leanconv.train.finetune",
     "load": "leanconv.storage.folder",
     "load_result": "leanconv.storage.folder",
+    "bench": "leanconv.runtimes.bench.comparison",
+    "export": "leanconv.runtimes.export",
     "Measured": "leanconv.runtimes.target",
     "Target": "leanconv.runtimes.target",
     "models": "leanconv.models",

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Protocol, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -181,8 +181,12 @@ class _Bar:
             bars.TimeRemainingColumn(),
             bars.TextColumn("{task.fields[text]}", markup=False),
         )
-        terminal = sys.stdout is not None and SafeFile(sys.stdout).isatty()  # what is printed there goes above the bar too
-        with bars.Progress(*columns, console=self.screen, transient=True, redirect_stdout=terminal) as bar:
+        terminal = (
+            sys.stdout is not None and SafeFile(sys.stdout).isatty()
+        )  # what is printed there goes above the bar too
+        # The time left is estimated from the steps of the last day: one may take minutes.
+        options: dict[str, Any] = {"transient": True, "redirect_stdout": terminal, "speed_estimate_period": 86_400}
+        with bars.Progress(*columns, console=self.screen, **options) as bar:
             task = bar.add_task(title, total=steps or None, text="")
             yield _BarStage(lambda **changes: bar.update(task, **changes), write)
         write(f"done in {pace.elapsed:.1f} s")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import subprocess
 import sys
 
@@ -10,9 +12,8 @@ import torch
 from torch import nn
 
 import leanconv
-from leanconv.runtimes.bench import runners as runtimes
 from leanconv.runtimes.bench.comparison import bench
-from leanconv.runtimes.bench.runners import RUNTIMES, Conditions
+from leanconv.runtimes.runners import RUNTIMES, Conditions
 from tests.conftest import plain_network, smooth_images
 
 CPU = Conditions(device=torch.device("cpu"))
@@ -89,7 +90,7 @@ def test_fused_kernels_are_timed_as_a_runtime(accelerated: tuple[nn.Module, lean
 SIGNALLED = """
 import faulthandler, signal, subprocess, torch
 from torch import nn
-from leanconv.runtimes.bench.runners import RUNTIMES, Conditions
+from leanconv.runtimes.runners import RUNTIMES, Conditions
 faulthandler.enable()  # as pytest and many servers do: signals get a stack of their own
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's data loaders do
 x, conditions = torch.rand(1, 3, 16, 16), Conditions(device=torch.device("cpu"))
@@ -121,12 +122,12 @@ def test_what_is_not_installed_is_named_with_its_extra(
 
 
 def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch, network: nn.Module) -> None:
-    monkeypatch.setattr(runtimes.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(leanconv.LeanconvError, match=r"C\+\+ compiler"):
         RUNTIMES["torch-compile"].refuse(network, CPU)
 
 
 def test_compiling_on_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch, network: nn.Module) -> None:
-    monkeypatch.setattr(runtimes.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(leanconv.LeanconvError, match="needs Triton"):
         RUNTIMES["torch-compile"].refuse(network, Conditions(device=torch.device("cuda")))
