@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv.errors import LeanconvError
-from leanconv.runtimes.export import EXPORTERS, trial
 from leanconv.runtimes.export import onnx as onnx_room
 from leanconv.runtimes.export import pt2 as pt2_room
+from leanconv.runtimes.export import trial
+from leanconv.runtimes.export.formats import EXPORTERS
 from tests.cli.test_cli import NETWORK, call
 from tests.conftest import plain_network, relative, smooth_images
 

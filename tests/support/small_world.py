@@ -38,7 +38,7 @@ from leanconv import api as _accelerate
 from leanconv import demo, models
 from leanconv.network import source
 from leanconv.ranks.latency.plan import Wish
-from leanconv.runtimes.export import Written
+from leanconv.runtimes.export.formats import Written
 from tests.evaluation.test_evaluate import encoded, pack
 from tests.images.test_detection_data import write_coco, write_shard, write_voc
 

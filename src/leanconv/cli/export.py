@@ -9,7 +9,7 @@ import typer
 
 from leanconv.cli import common as given
 from leanconv.cli.json_output import print_json
-from leanconv.runtimes.export import EXPORTERS, choose_exporter
+from leanconv.runtimes.export.formats import EXPORTERS, choose_exporter
 
 FORMATS = "; ".join(f"{name}: {one.help}" for name, one in EXPORTERS.items())
 SUFFIXES = ", ".join(f"{one.suffix} for {name}" for name, one in EXPORTERS.items())

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from leanconv.runtimes.libraries import load
 from leanconv.runtimes.runners import RUNTIMES, Conditions
-from leanconv.runtimes.runners.base import OnnxRunner, load
+from leanconv.runtimes.runners.base import OnnxRunner
 
 OPSET, IR = 18, 9
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "Relu", nn.Sigmoid: "Sigmoid", nn.Tanh: "Tanh"}

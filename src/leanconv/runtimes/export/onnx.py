@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leanconv.errors import LeanconvError, warn
 from leanconv.runtimes.export.program import prepared, quiet, traced
 from leanconv.runtimes.export.trial import Failed, said, tensors
-from leanconv.runtimes.runners.base import load
+from leanconv.runtimes.libraries import load
 
 # A protobuf message cannot be larger than 2 GB; what is larger keeps its weights in a second file beside it.
 ONE_FILE = (1 << 31) - (1 << 26)

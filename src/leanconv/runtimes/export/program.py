@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from leanconv.errors import LeanconvError, warn, whole
 from leanconv.network.torchvision_detectors import kind_of
 from leanconv.network.user_model import check_model, copied, parse_device
-from leanconv.runtimes.export import Exporter, Written
+from leanconv.runtimes.export.formats import Exporter, Written
 from leanconv.runtimes.export.trial import Failed, compare, inputs, said, tensors
-from leanconv.runtimes.runners.base import load
+from leanconv.runtimes.libraries import load
 from leanconv.system.atomic_files import cannot_write, check_absent, part_beside
 
 T = TypeVar("T")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from abc import abstractmethod
 from collections.abc import Callable
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from leanconv.errors import LeanconvError
+from leanconv.runtimes.export.formats import EXPORTERS
+from leanconv.runtimes.libraries import load
 
 if TYPE_CHECKING:
     import torch
@@ -66,19 +67,6 @@ class Runner(Protocol):
         return ""
 
 
-def load(library: str, extra: str | None) -> Any:
-    """The module ``library`` of an extra, or one sentence that says how to install it."""
-    try:
-        return importlib.import_module(library)
-    except ModuleNotFoundError as error:
-        if error.name == library:
-            raise LeanconvError(f"{library} is not installed; pip install 'leanconv[{extra}]'.") from None
-        reason = str(error)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-    raise LeanconvError(f"{library} cannot be imported ({reason}); pip install --force-reinstall {library}.")
-
-
 def refuse_detector(runtime: str, model: nn.Module) -> None:
     from leanconv.network.torchvision_detectors import kind_of
 
@@ -96,8 +84,6 @@ class OnnxRunner(Runner):
     device = "cpu"
 
     def refuse(self, model: nn.Module, conditions: Conditions) -> None:
-        from leanconv.runtimes.export import EXPORTERS
-
         for needs in (self, EXPORTERS["onnx"]):
             for library in needs.libraries:
                 load(library, needs.extra)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.runtimes.runners.base import Conditions, OnnxRunner, load
+from leanconv.runtimes.libraries import load
+from leanconv.runtimes.runners.base import Conditions, OnnxRunner
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.runtimes.runners.base import Conditions, OnnxRunner, load
+from leanconv.runtimes.libraries import load
+from leanconv.runtimes.runners.base import Conditions, OnnxRunner
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
