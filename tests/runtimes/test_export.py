@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv.errors import LeanconvError
+from leanconv.runtimes.export import formats, trial
 from leanconv.runtimes.export import onnx as onnx_room
 from leanconv.runtimes.export import pt2 as pt2_room
-from leanconv.runtimes.export import trial
 from leanconv.runtimes.export.formats import EXPORTERS
 from tests.cli.test_cli import NETWORK, call
 from tests.conftest import plain_network, relative, smooth_images
@@ -241,6 +241,30 @@ def test_detectors_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_format_is_known_by_its_ending_or_its_name(tmp_path: Path) -> None:
+    assert formats.choose_exporter(tmp_path / "a.onnx", None).name == "onnx"
+    assert formats.choose_exporter(tmp_path / "a.pt2", None).name == "pt2"
+    assert formats.choose_exporter(tmp_path / "a.pt2", "aot").name == "aot"
+    with pytest.raises(LeanconvError, match=r"^format names the format 'onx', .* did you mean onnx"):
+        leanconv.export(Flat(), smooth_images(1, 8), tmp_path / "a.onnx", "onx")
+    with pytest.raises(LeanconvError, match=r"^device does not go with format onnx"):
+        leanconv.export(Flat(), smooth_images(1, 8), tmp_path / "a.onnx", device="cpu")
+
+
+@pytest.mark.parametrize("name", list(EXPORTERS))
+def test_every_format_has_its_module(name: str) -> None:
+    assert callable(EXPORTERS[name].module.prepare)
+    assert callable(EXPORTERS[name].module.write)
+
+
+def test_every_format_can_be_of_one_size(tmp_path: Path) -> None:
+    for name in ("onnx", "pt2"):
+        file = tmp_path / f"flat{EXPORTERS[name].suffix}"
+        written = leanconv.export(Flat(), smooth_images(2, 8), file, dynamic=False, check=False)
+        assert (written.format, written.input, written.difference) == (name, (2, 3, 8, 8), None)
+        assert str(written).endswith("not checked")
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "net.py").write_text(NETWORK)
@@ -260,6 +284,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("net.py:build --out there.onnx/a.onnx", "there.onnx' is not a folder you may write to"),
         ("net.py:build --out a.onnx --opset 9", "opset=9 must be a whole number from 17"),
         ("net.py:build --out a.onnx --device cpu", "--device does not go with --format onnx"),
+        ("net.py:build --out a.pt2 --opset 18", "--opset does not go with --format pt2"),
+        (
+            "net.py:build --out a.engine",
+            "none of the endings of exported files; use .onnx (onnx), .pt2 (pt2)",
+        ),
         ("net.py:grey --out a.onnx --size 16", "the network fails on an input of 1 x 3 x 16 x 16"),
         ("empty --out a.onnx", "'empty' has no leanconv.json"),
     ],

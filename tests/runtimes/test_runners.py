@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 import leanconv
 from leanconv.runtimes.bench.comparison import bench
+from leanconv.runtimes.export.formats import EXPORTERS
 from leanconv.runtimes.runners import RUNTIMES, Conditions
 from tests.conftest import plain_network, smooth_images
 
@@ -23,6 +25,29 @@ CPU = Conditions(device=torch.device("cpu"))
 def accelerated() -> tuple[nn.Module, leanconv.Accelerated]:
     model = plain_network()
     return model, leanconv.accelerate(model, smooth_images(), 2, solver="linear", samples=200, progress=False)
+
+
+def test_importing_the_registries_imports_no_library() -> None:
+    """The help of the command is made from them."""
+    script = "import sys, leanconv.runtimes.runners, leanconv.runtimes.export.formats; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "onnx", "onnxruntime", "openvino"} & set(done.stdout.split())
+
+
+def test_importing_leanconv_and_its_target_imports_no_runtime() -> None:
+    script = "import sys, leanconv; leanconv.Target; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "leanconv.runtimes.target" in done.stdout.split()
+    assert "leanconv.runtimes.runners" not in done.stdout.split()
+
+
+def test_every_runtime_says_which_extra_installs_its_libraries() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for known in (*RUNTIMES.values(), *EXPORTERS.values()):
+        for library in known.libraries:
+            assert any(one.startswith(library) for one in extras[known.extra])
 
 
 @pytest.mark.parametrize("name", ["torch", "onnxruntime", "openvino"])

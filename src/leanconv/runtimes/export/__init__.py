@@ -47,7 +47,7 @@ def export(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     file = leanconv.export(network, torch.rand(1, 1, 32, 32), f"{folder}/network.pt2")
         >>> file.format, file.input
-        ('pt2', ('batch', 1, 32, 32))
+        ('pt2', ('batch', 1, 'height', 'width'))
     """
     exporter = choose_exporter(path, format, device=device, opset=opset)
     from leanconv.runtimes.export.program import write_file
