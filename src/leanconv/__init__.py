@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from leanconv.pipeline.plan import Plan
     from leanconv.ranks.latency.selector import Latency
     from leanconv.result import Accelerated, LayerReport
+    from leanconv.runtimes.bench.comparison import bench
+    from leanconv.runtimes.export import export
     from leanconv.runtimes.target import Measured, Target
     from leanconv.storage.folder import load, load_result
     from leanconv.train.finetune import FineTuned, finetune
@@ -42,7 +44,9 @@ __all__ = [
     "__version__",
     "accelerate",
     "analyze",
+    "bench",
     "evaluate",
+    "export",
     "finetune",
     "load",
     "load_result",
@@ -70,6 +74,8 @@ _WHERE = {
     "finetune": "leanconv.train.finetune",
     "load": "leanconv.storage.folder",
     "load_result": "leanconv.storage.folder",
+    "bench": "leanconv.runtimes.bench.comparison",
+    "export": "leanconv.runtimes.export",
     "Measured": "leanconv.runtimes.target",
     "Target": "leanconv.runtimes.target",
     "models": "leanconv.models",

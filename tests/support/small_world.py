@@ -31,8 +31,7 @@ from torchvision.models.vgg import VGG, make_layers
 import leanconv
 import leanconv.cli.common
 import leanconv.runtimes.bench.comparison
-import leanconv.runtimes.export.onnx
-import leanconv.runtimes.export.pt2
+import leanconv.runtimes.export
 import leanconv.train.finetune
 from benchmarks.common.initialise import initialise
 from benchmarks.peers import cp
@@ -40,7 +39,7 @@ from leanconv import api as _accelerate
 from leanconv import demo, models
 from leanconv.network import source
 from leanconv.ranks.latency.plan import Wish
-from leanconv.runtimes.export.program import Written
+from leanconv.runtimes.export.formats import Written
 from tests.support.pictures import encoded, pack
 from tests.support.scenes import write_coco, write_shard, write_voc
 
@@ -130,11 +129,12 @@ def once(write: Callable[..., Written]) -> Callable[..., Written]:
     """``write`` for the first network of a shape; its file for every other one of that shape."""
 
     @functools.wraps(write)
-    def again(model: nn.Module, example: torch.Tensor, path: Path, **options: Any) -> Written:
+    def again(model: nn.Module, example: torch.Tensor, path: Path | str, **options: Any) -> Written:
+        path = Path(path)
         given = inspect.signature(write).bind(model, example, path, **options)
         given.apply_defaults()
         shapes = [(name, tuple(value.shape)) for name, value in [*model.state_dict().items(), ("", example)]]
-        key = repr([write.__name__, shapes, list(given.arguments.values())[3:]])
+        key = repr([write.__name__, shapes, path.suffix, list(given.arguments.values())[3:]])
         if key not in WRITTEN:
             WRITTEN[key] = write(model, example, path, **options), path.read_bytes()
         path.write_bytes(WRITTEN[key][1])
@@ -159,13 +159,8 @@ def small_world() -> Iterator[None]:
             patch.setattr(place, "accelerate", cut(_accelerate.accelerate, samples=1000))
         for place in (leanconv, leanconv.train.finetune):
             patch.setattr(place, "finetune", cut(leanconv.train.finetune.finetune, epochs=2))
-        patch.setattr(
-            leanconv.runtimes.bench.comparison,
-            "bench",
-            cut(leanconv.runtimes.bench.comparison.bench, seconds=0.02, batches=2),
-        )
-        patch.setattr(leanconv.runtimes.export.onnx, "write_onnx", once(leanconv.runtimes.export.onnx.write_onnx))
-        patch.setattr(leanconv.runtimes.export.pt2, "write_pt2", once(leanconv.runtimes.export.pt2.write_pt2))
+        patch.setattr(leanconv, "bench", cut(leanconv.runtimes.bench.comparison.bench, seconds=0.02, batches=2))
+        patch.setattr(leanconv, "export", once(leanconv.runtimes.export.export))
         patch.setattr(cp, "cp", cut(cp.cp, iterations=2))
         # Networks as small as these can hardly be had in less time.
         patch.setattr(leanconv.ranks.latency.run, "Wish", lambda **_: Wish(speedup=1.05, latency=None))

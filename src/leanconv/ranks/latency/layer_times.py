@@ -23,7 +23,7 @@ from leanconv.ranks.latency.grid import LayerTimes
 from leanconv.ranks.latency.onnx_writer import prepared
 from leanconv.runtimes.bench.machine import machine, threads_set
 from leanconv.runtimes.bench.measure import interleaved
-from leanconv.runtimes.bench.runners import Conditions
+from leanconv.runtimes.runners import Conditions
 from leanconv.runtimes.target import Target
 
 # Forms measured in turns at a time: all of them stay in memory.

@@ -22,7 +22,7 @@ from leanconv.ranks.latency.grid import forms
 from leanconv.ranks.latency.layer_times import Stopwatch, conditions_of, finishing, repeats, typical
 from leanconv.runtimes.bench.machine import threads_set
 from leanconv.runtimes.bench.measure import Rounds, interleaved, paired_ratio
-from leanconv.runtimes.bench.runners import RUNTIMES
+from leanconv.runtimes.runners import RUNTIMES
 from leanconv.runtimes.target import Measured, Target
 
 # Seconds a pair of networks is timed for.
