@@ -125,8 +125,8 @@ class Options:
         check_fields(self)
         if not self.forms.fitted and self.refine == "closed-form":
             raise LeanconvError(
-                f"refine={self.refine!r} is about the fit of a layer, and scheme={self.scheme!r} makes none of its kind; "
-                "use scheme='3d' or 'channel'."
+                f"refine={self.refine!r} is about the fit of a layer, and scheme={self.scheme!r} makes none of its "
+                "kind; use scheme='3d' or 'channel'."
             )
         if self.steps is not None and self.refine != "distill":
             raise LeanconvError(f"steps={self.steps!r} goes with refine='distill' only; leave it out or give that.")
@@ -151,7 +151,8 @@ class Options:
             given["sweeps"] = scheme.sweeps
         refine = given.pop("refine", None)
         if isinstance(refine, Distill):
-            refine, given["steps"] = "distill", refine.steps
+            given["steps"] = refine.steps
+            refine = "distill"
         if refine is None:
             refine = "closed-form" if scheme.fitted else "none"
         ranks = given.pop("ranks", "energy")
