@@ -55,6 +55,7 @@ def build():
     )
 """
 DETECTOR = """
+from tests.support.small_world import small_detector
 
 def build():
     return small_detector(num_classes=3)
