@@ -1,12 +1,12 @@
-"""A slice of ``benchmarks/zoo.py``: twelve families, every check."""
+"""A slice of ``benchmarks/zoo/run.py``: twelve families, every check."""
 
 from __future__ import annotations
 
 import pytest
 import torchvision
 
-from benchmarks.zoo import EXACT, check
-from benchmarks.zoo_models import SLICE, entries
+from benchmarks.zoo.models import SLICE, entries
+from benchmarks.zoo.run import EXACT, check
 
 ENTRIES = {entry.key: entry for entry in entries()}
 

@@ -94,16 +94,22 @@ class Shell:
                 self.leanconv(rest)
             case ["python", script, *_] if Path(script).exists():
                 runpy.run_path(script, run_name="__main__")
-            case ["python", script, *options]:  # examples and benchmarks have tests of their own
-                text = (ROOT / script).read_text()
-                for option in options:
-                    assert not option.startswith("--") or f'"{option}"' in text, f"{script} has no {option}"
+            case ["python", "-m", module, *options] if module.startswith("benchmarks."):
+                self.known_options(f"{module.replace('.', '/')}.py", options)
+            case ["python", script, *options]:
+                self.known_options(script, options)
             case ["make", target]:
                 assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no make {target}"
             case ["source", script]:
                 assert script == ".venv/bin/activate"
             case [program, *_]:
                 assert program in ELSEWHERE, f"{program!r} is no command known here; a drawing is a ```text block"
+
+    def known_options(self, script: str, options: list[str]) -> None:
+        """Examples and benchmarks have tests of their own."""
+        text = (ROOT / script).read_text()
+        for option in options:
+            assert not option.startswith("--") or f'"{option}"' in text, f"{script} has no {option}"
 
     def leanconv(self, words: list[str]) -> None:
         """A page may make a thing twice, though the command overwrites nothing."""

@@ -8,16 +8,10 @@ from torch import Tensor
 
 from leanconv.solve import ResponseSpace, activation, nonlinear, pca, reduced_rank, spectrum
 from leanconv.solve.activations import NAMES
-from leanconv.solve.device import quick_products
 from leanconv.solve.nonlinear import _advance
 from leanconv.solve.reduced_rank import leading_subspace
-
-PARAMETERS = {
-    "leaky_relu": {"slope": 0.1},
-    "prelu": {"slope": torch.tensor([0.25, 0.0, 1.0, -0.3])},
-    "hardtanh": {"low": -0.5, "high": 1.5},
-    "elu": {"alpha": 0.7},
-}
+from leanconv.system.precision import quick_products
+from tests.support.activations import PARAMETERS
 
 
 def make(name: str):

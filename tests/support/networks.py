@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from leanconv import models
+from benchmarks.common.initialise import initialise
 from leanconv.network.survey import survey
 
 
@@ -180,4 +180,4 @@ def small_features() -> nn.Sequential:
     layers: list[nn.Module] = []
     for inputs, outputs in [(3, 8), (8, 12), (12, 16), (16, 20)]:
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
-    return models.initialise(nn.Sequential(*layers))
+    return initialise(nn.Sequential(*layers))
