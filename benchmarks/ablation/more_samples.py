@@ -1,4 +1,4 @@
-"""What twice the images would gain, as ``enough`` and ``needed`` of a layer's report foretell it, and what they gain.
+"""What twice the images gain: as ``enough`` and ``needed`` of a layer's report predict it, and as measured.
 
     python -m benchmarks.ablation.more_samples --cache CIFAR --network resnet20 --speedup 2 --images 1000 --positions 25
 

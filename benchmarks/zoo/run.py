@@ -1,14 +1,14 @@
-"""Every network we can lay hands on: does it run, is it exact, is it saved, does it export?
+"""Every network of torchvision and every family of timm: does it run, is it exact, is it saved, does it export?
 
     python -m benchmarks.zoo.run [--only PATTERN] [--jobs 2]
 
-All classification networks of torchvision and one of every timm family, with random weights, small images and few of
-them. Each is accelerated at 1.5x (or nearly the most it allows) and checked: the answer has the original's shape, the
-achieved ratio is in its window, at full rank the answer is the original's to 1e-4, the saved and loaded copy answers
-bit for bit the same, torch.export takes it. Networks whose MACs are mostly in Linear layers count those too.
+All classification networks of torchvision and one of every timm family, with random weights and a few small images.
+Each is accelerated at 1.5x (or nearly the most it allows) and checked: the output has the original's shape; the ratio
+is between the one asked for and 2 % more; at full rank the output is the original's to 1e-4; the saved and loaded copy
+has the same output bit for bit; torch.export takes it. Networks whose MACs are mostly in Linear layers count those too.
 
-Writes benchmarks/results/zoo.json and .md. Rows are kept as they come in benchmarks/.zoo.jsonl, so a run that was
-stopped goes on where it was, as long as the code is the same; --fresh starts anew.
+Writes benchmarks/results/zoo.json and .md. Finished rows are written to benchmarks/.zoo.jsonl, so that a run
+that was stopped continues, as long as the code is the same; --fresh starts again.
 """
 
 from __future__ import annotations
