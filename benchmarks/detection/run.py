@@ -8,7 +8,7 @@
     python -m benchmarks.detection.run table ... --seeds 0 --rows after tuned   # only some cells
     python -m benchmarks.detection.run table ... --speedups 4 --only classifier # only what several cells start from
     python -m benchmarks.detection.run table ... --seeds 0 1 --only baseline    # only what they are compared with
-    python -m benchmarks.detection.run table ... --merge                        # only the table, of the cells that exist
+    python -m benchmarks.detection.run table ... --merge                        # only the table of what exists
     python -m benchmarks.detection.run table ... --known benchmarks/results/detection.json --seeds 4   # one seed more
 
 VOC: see benchmarks/README.md. calib.tar, with which the classifier is accelerated, is in the folder of the weights.
