@@ -27,7 +27,7 @@ from benchmarks.common.results import RESULTS, write_results
 from leanconv.demo import digits, train
 from leanconv.evaluation.classification import logits_of
 from leanconv.evaluation.paired import kl_divergence
-from leanconv.system.text_files import write_whole
+from leanconv.system.atomic_files import write_whole
 from leanconv.train import distill as refine
 
 CELLS = {

@@ -40,7 +40,7 @@ from benchmarks.common.results import RESULTS, slug, write_results
 from benchmarks.common.subjects import NETWORKS, Subject, held_out, original_of, refuse_another_network
 from leanconv.config import Options
 from leanconv.evaluation.paired import paired_interval
-from leanconv.system.text_files import write_whole
+from leanconv.system.atomic_files import write_whole
 
 
 @contextmanager

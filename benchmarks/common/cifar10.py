@@ -27,6 +27,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.common.initialise import initialise
 from leanconv import models
 from leanconv.train.augment import crop_and_flip
 
@@ -95,7 +96,7 @@ def train(
     pictures: Tensor, labels: Tensor, device: str, *, network: str = "vgg16", epochs: int = 60, batch: int = 512
 ) -> nn.Module:
     torch.manual_seed(0)
-    model = models.initialise(NETWORKS[network]()).to(device, memory_format=torch.channels_last)
+    model = initialise(NETWORKS[network]()).to(device, memory_format=torch.channels_last)
     pictures, labels = pictures.to(device), labels.to(device)
     augment = crop_and_flip(4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 import leanconv
 from benchmarks.common import cifar10
+from benchmarks.common.augment import random_views
 from benchmarks.common.vgg16_probe import read_pictures, vgg16_probe
 from leanconv.evaluation.classification import accuracy, agreement, correct, logits_of
 from leanconv.evaluation.paired import kl_divergence, paired_interval
-from leanconv.train.augment import crop_and_flip, random_views
+from leanconv.train.augment import crop_and_flip
 
 # VGG-16's thirteen convolutions, as the paper calls them.
 NAMES = ("1_1", "1_2", "2_1", "2_2", "3_1", "3_2", "3_3", "4_1", "4_2", "4_3", "5_1", "5_2", "5_3")

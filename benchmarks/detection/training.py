@@ -25,12 +25,12 @@ import leanconv
 from benchmarks.common.vgg16_probe import Vgg16Probe, vgg16_probe
 from benchmarks.detection.losses import BatchLosses
 from leanconv import LeanconvError
+from leanconv.forms.replace import Change
+from leanconv.forms.replace import replace as put_change
 from leanconv.images import Preprocess, find_pictures
 from leanconv.images.detection_data import Scenes, SceneSet
 from leanconv.images.loading import spread, stream
 from leanconv.models.detectors import MEAN, faster_rcnn_vgg16, freeze
-from leanconv.network.replace import Change
-from leanconv.network.replace import replace as put_change
 from leanconv.pipeline.inspection import inspect_network
 from leanconv.train.optimizers import optimizers, set_rate
 
@@ -178,7 +178,7 @@ def train(detector: Any, data: Canvases, settings: Training, device: str, *, say
     # Not SGD as in the papers: its steps of one factor depend on the others' norms (1 to 3 each in VGG-16), so
     # that a rate a whole layer learns well at may be too large for its factors. Adam's steps do not. (Muon's do not
     # either, but it was tried at two rates and did not get through the first epochs.)
-    moving = optimizers(detector, "adam", settings.lr, torch.device(device), weight_decay=WEIGHT_DECAY, half=half)
+    moving = optimizers(detector, "adam", settings.lr, torch.device(device), weight_decay=WEIGHT_DECAY)
     per_epoch = len(data) // settings.batch
     steps = settings.epochs * per_epoch
     order = torch.Generator().manual_seed(settings.seed)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.vgg import cfgs, make_layers
 
+from leanconv.forms.replace import Change, replace
 from leanconv.kernels.fused_stage import Stage
+from leanconv.network.layers.cost import Cost
 from leanconv.network.layers.factored import Factored
-from leanconv.network.layers.geometry import Cost, Geometry
-from leanconv.network.replace import Change, replace
+from leanconv.network.layers.kinds import geometry_of
 from leanconv.system.text_table import table
 
 # d' of conv1_2 .. conv5_3 at 4x, as chosen from ImageNet (the paper's are close).
@@ -35,7 +36,7 @@ def networks(scheme: str) -> tuple[nn.Module, nn.Module, float]:
             size //= 2
         if not isinstance(module, nn.Conv2d):
             continue
-        geometry = Geometry.of(module)
+        geometry = geometry_of(module)
         cost = Cost.of(geometry, (size, size), (size, size))
         before += cost.dense
         if number == 0:

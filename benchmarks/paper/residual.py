@@ -36,7 +36,8 @@ import leanconv
 from benchmarks.common.results import RESULTS, write_results
 from leanconv.demo import TRAINING, digits, teach
 from leanconv.evaluation.classification import accuracy, logits_of
-from leanconv.network.sites import ActivationSpec, Survey
+from leanconv.network.activations import ActivationSpec
+from leanconv.network.sites import Survey
 from leanconv.network.survey import survey
 
 BLOCKS: dict[str, type[BasicBlock] | type[Bottleneck]] = {"basic": BasicBlock, "bottleneck": Bottleneck}

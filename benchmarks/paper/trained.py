@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import leanconv
+from benchmarks.common.initialise import scratch
 from benchmarks.common.subjects import Subject
 from benchmarks.paper.table import HEADS, Table, claim, figures
-from leanconv.train.scratch import scratch
 
 
 def finetuned(subject: Subject) -> Table:

@@ -14,8 +14,9 @@ from leanconv.errors import LeanconvError, unknown_name, whole
 from leanconv.network.effective_conv import inherits_forward
 from leanconv.network.layers.factored import Factored
 from leanconv.network.layers.geometry import Geometry, Size
+from leanconv.network.layers.kinds import geometry_of
+from leanconv.network.layers.modules import Factors, filled, put
 from leanconv.network.recognise import has_hooks
-from leanconv.network.replace import Factors, filled, put
 from leanconv.network.user_model import check_model, copied
 from leanconv.pipeline.inspection import inspect_network
 
@@ -72,7 +73,7 @@ def cp(model: nn.Module, layer: str, rank: int, seed: int = 0, *, iterations: in
     whole("iterations", iterations, 1)
     network = copied(model)
     old = _convolution(network, layer)
-    geometry = Geometry.of(old)
+    geometry = geometry_of(old)
     filters, channels, vertical, horizontal = cp_factors(old.weight, rank, seed, iterations=iterations)
     bias = filters.new_zeros(geometry.out_channels) if old.bias is None else old.bias
     factors = Factors((channels.T, vertical.T, horizontal.T, filters), bias)

@@ -39,7 +39,7 @@ from benchmarks.common.results import RESULTS, slug, write_results
 from benchmarks.common.subjects import NETWORKS, Subject
 from leanconv.evaluation.classification import logits_of
 from leanconv.evaluation.paired import kl_divergence
-from leanconv.system.text_files import write_whole
+from leanconv.system.atomic_files import write_whole
 
 SPEEDUPS = {"vgg16-imagenet": (2.0, 4.0), "vgg16-cifar10": (2.0, 4.0), "resnet20-cifar10": (1.5, 2.0)}
 JUDGES = {"vgg16-imagenet": 50, "vgg16-cifar10": 500, "resnet20-cifar10": 500}  # pictures AIMET's search judges by

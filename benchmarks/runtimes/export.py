@@ -20,7 +20,6 @@ import leanconv
 from benchmarks.common.results import RESULTS, write_results
 from benchmarks.zoo.models import SLICE, Entry, entries
 from leanconv.runtimes.bench.machine import machine
-from leanconv.runtimes.export.onnx import write_onnx
 
 # Largest relative difference from torch that is allowed.
 ALLOWED = 1e-4
@@ -34,7 +33,7 @@ def measured(entry: Entry) -> dict[str, Any]:
         model, images, target, layers="all", solver="linear", refine="none", samples=500, progress=False
     )
     with tempfile.TemporaryDirectory() as place:
-        written = write_onnx(result.model, images[:2], Path(place) / "network.onnx")
+        written = leanconv.export(result.model, images[:2], Path(place) / "network.onnx")
     return {
         "network": entry.key,
         "family": entry.family,

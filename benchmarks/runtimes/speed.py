@@ -27,7 +27,7 @@ from benchmarks.common.vgg16_probe import read_pictures, vgg16_probe
 from leanconv.evaluation.classification import accuracy, agreement, logits_of
 from leanconv.runtimes.bench.machine import machine
 from leanconv.runtimes.bench.measure import interleaved, paired_ratio, timing
-from leanconv.runtimes.bench.runners import RUNTIMES, Conditions
+from leanconv.runtimes.runners import RUNTIMES, Conditions
 
 ORIGINAL, BY_MACS, BY_TIME = "original", "3d, MACs", "latency"
 

@@ -34,6 +34,7 @@ from typing import Any, Literal
 import timm
 import torch
 import torchvision
+from leanconv.pipeline.run import Job
 from torch import Tensor, nn
 
 import leanconv
@@ -42,7 +43,6 @@ from benchmarks.zoo.models import Entry, entries
 from leanconv.calibrate.batches import take
 from leanconv.config import Options
 from leanconv.network import reasons
-from leanconv.pipeline.run import Job
 
 TARGET = 1.5
 IMAGES = 2

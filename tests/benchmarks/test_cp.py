@@ -11,9 +11,10 @@ import tensorly
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common.initialise import initialise
 from benchmarks.peers.cp import cp, cp_factors, cp_macs, cp_rank
 from leanconv import LeanconvError, models
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.kinds import geometry_of
 from leanconv.pipeline.inspection import inspect_network
 from tests.support.equality import relative
 from tests.support.networks import plain_network
@@ -95,7 +96,7 @@ def test_macs_are_those_of_the_four_layers() -> None:
     layer = nn.Conv2d(8, 12, (5, 3), stride=(2, 1), padding=1)
     replaced = cp(nn.Sequential(layer, nn.ReLU()), "0", 6, iterations=1)
     counted = inspect_network(replaced, None, shape=(1, 8, 17, 14)).survey.macs
-    assert cp_macs(Geometry.of(layer), (17, 14), 6) == counted
+    assert cp_macs(geometry_of(layer), (17, 14), 6) == counted
 
 
 @pytest.mark.parametrize("speedup", [1.0, 2.5, 4.0])
@@ -103,14 +104,14 @@ def test_rank_for_a_speedup_is_the_largest(speedup: float) -> None:
     network, layer, shape = models.character_cnn().eval(), "2", (1, 1, 24, 24)
     rank = cp_rank(network, layer, shape, speedup)
     dense = next(item for item in inspect_network(network, None, shape=shape).survey.layers if item.name == layer)
-    geometry = Geometry.of(network.get_submodule(layer))
+    geometry = geometry_of(network.get_submodule(layer))
     assert cp_macs(geometry, (16, 16), rank) <= dense.macs / speedup < cp_macs(geometry, (16, 16), rank + 1)
 
 
 def test_a_replaced_layer_can_start_from_scratch() -> None:
     """The factors go into one another without a ReLU between: only the last has gain 2."""
     layer = nn.Conv2d(64, 64, 3, padding=1, padding_mode="circular")
-    network = models.initialise(cp(nn.Sequential(layer, nn.ReLU()), "0", 256, iterations=1))
+    network = initialise(cp(nn.Sequential(layer, nn.ReLU()), "0", 256, iterations=1))
     x = torch.randn(8, 64, 12, 12, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert float(network[0](x).square().mean()) == pytest.approx(2, rel=0.2)

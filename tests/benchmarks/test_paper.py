@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from benchmarks.common import subjects
+from benchmarks.common.initialise import initialise
 from benchmarks.paper import run as paper
 from benchmarks.peers import spatial_sgd
-from leanconv.models import initialise
 
 ROOT = Path(__file__).parents[2]
 

@@ -148,6 +148,7 @@ def test_pictures_are_shared_out_by_batches(tmp_path: Path) -> None:
         return torch.tensor([[[float(Image.open(io.BytesIO(data)).getpixel((0, 0))[0])]]])
 
     shares = [
-        [(p.first, p.images.flatten().tolist()) for p in Pictures(found, red, batch=3).shard(r, 2)] for r in (0, 1)
+        [(first, images.flatten().tolist()) for first, images in Pictures(found, red, batch=3).placed_batches(r, 2)]
+        for r in (0, 1)
     ]
     assert shares == [[(0, [0.0, 1.0, 2.0]), (6, [6.0, 7.0, 8.0])], [(3, [3.0, 4.0, 5.0]), (9, [9.0])]]

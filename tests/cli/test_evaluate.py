@@ -78,13 +78,19 @@ def test_too_many_that_no_process_saw_alone(place: Path) -> None:
     assert "2 of 120 images cannot be read (cat/3.png, dog/3.png), more than 1 %" in (place / "said-0").read_text()
 
 
-def test_processes_without_a_picture_and_detectors_are_refused(place: Path) -> None:
+def test_processes_without_a_picture_are_refused(place: Path) -> None:
     asked = "net.py:build --data photos --size 16 --limit 1"
     assert apart(evaluate_apart, place, asked, processes=2) == [2, 2]
     assert "there are 1 images for 2 processes; use fewer processes." in (place / "said-0").read_text()
-    asked = "ssdlite320_mobilenet_v3_large --weights none --data photos"
-    assert apart(evaluate_apart, place, asked, processes=2) == [2, 2]
-    assert "detectors are measured in one process, and torchrun has started 2" in (place / "said-0").read_text()
+
+
+def test_two_processes_find_what_one_finds_with_detectors(scenes: Path, leanconv_command) -> None:
+    asked = "seer.py:build seer.py:blind --data data --limit 11 --json"
+    code, out, err = leanconv_command(f"evaluate {asked} --workers 0 --device cpu --quiet")
+    assert code == 0, err
+    assert apart(evaluate_apart, scenes, asked, processes=2) == [0, 0]
+    assert (scenes / "shown-1").read_text() == ""
+    assert json.loads((scenes / "shown-0").read_text()) == json.loads(out)
 
 
 def test_evaluate_takes_val_of_train_and_val(place: Path, leanconv_command) -> None:

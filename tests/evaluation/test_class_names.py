@@ -11,7 +11,7 @@ import torch
 
 from leanconv import LeanconvError
 from leanconv.evaluation.class_names import class_indices, labelled
-from leanconv.images import find_pictures, held_out, read_all
+from leanconv.images import Pictures, find_pictures, held_out
 from tests.support.pictures import SMALL, encoded, pack, write_picture
 
 # Shards.
@@ -38,8 +38,8 @@ def test_shards_give_the_class_beside_the_picture(pattern: str, labels: str, sha
 def test_shards_are_read_in_place_by_workers(shards: Path) -> None:
     found = find_pictures(shards)
     assert found[-1].read() == encoded(seed=2, form="JPEG")
-    here, there = read_all(found, SMALL), read_all(found, SMALL, workers=2, batch=2)
-    assert torch.equal(torch.cat(here.batches), torch.cat(there.batches))
+    here, there = Pictures(found, SMALL), Pictures(found, SMALL, workers=2, batch=2)
+    assert torch.equal(torch.cat(list(here)), torch.cat(list(there)))
 
 
 @pytest.mark.parametrize("key", ["label", "cls", "class"])

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from leanconv import LeanconvError
 from leanconv.evaluation.class_names import ClassIndices
-from leanconv.evaluation.classification import answers, averaged, logits_and_labels
+from leanconv.evaluation.classification import answers, averaged
 from leanconv.evaluation.paired import compare, kl_divergence, paired_interval
 from leanconv.images import Preprocess, TenViews, find_pictures, stream
 from tests.support.pictures import SMALL, encoded
@@ -104,7 +104,7 @@ def test_networks_see_the_same_batches_decoded_once(shards: Path) -> None:
     (a, b), labels = answers(models, stream(pictures, prepare, batch=4), classes, "cpu")
     assert len(decoded) == len(pictures)
     assert torch.allclose(2 * a, b, atol=1e-5)
-    alone, same_labels = logits_and_labels(Shape(), stream(pictures, SMALL, batch=6), classes, "cpu")
+    (alone,), same_labels = answers([("a", Shape())], stream(pictures, SMALL, batch=6), classes, "cpu")
     assert torch.allclose(alone, a, atol=1e-5)
     assert torch.equal(labels, same_labels)
     with pytest.raises(LeanconvError, match="a has 3 outputs and b has 4 outputs"):

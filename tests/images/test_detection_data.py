@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from leanconv import LeanconvError
-from leanconv.images.detection_data import Scenes, SceneSet, collate, find_scenes, splits
+from leanconv.evaluation.detection import read_scenes
+from leanconv.images.detection_data import Scenes, SceneSet, find_scenes, splits
 from leanconv.images.detection_formats import VOC_CLASSES
 from tests.support.pictures import encoded, pack
 from tests.support.scenes import TRUTH, Marks, coco, pairs, write_coco, write_shard, write_voc
@@ -242,7 +242,7 @@ def test_items_are_images_and_targets(tmp_path: Path) -> None:
     assert 0 <= image.min() < image.max() <= 1
     assert target["boxes"].tolist() == [[1, 2, 3, 4]]
     assert (target["labels"].tolist(), target["difficult"].tolist(), int(target["image_id"])) == ([1], [False], 1)
-    images, targets = next(iter(DataLoader(SceneSet(scenes), 3, collate_fn=collate)))
+    images, targets = next(iter(read_scenes(SceneSet(scenes))))
     assert torch.equal(images[1], image)
     assert [len(one["boxes"]) for one in targets] == [2, 1, 0]
 
@@ -265,7 +265,7 @@ def test_mirrored_boxes_lie_on_the_same_pixels(tmp_path: Path) -> None:
 
 def test_spread_takes_scenes_from_everywhere(tmp_path: Path) -> None:
     scenes = find_scenes(write_shard(tmp_path))
-    assert scenes.spread(2).scenes == scenes[:2]
+    assert scenes.spread(2).scenes == scenes.scenes[:2]
     assert scenes.spread(9) == scenes
     assert scenes.spread(1).classes == scenes.classes
 

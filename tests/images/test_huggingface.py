@@ -10,7 +10,7 @@ import torch
 
 from leanconv import LeanconvError
 from leanconv.evaluation.class_names import class_indices
-from leanconv.images import find_pictures, held_out, read_all
+from leanconv.images import Pictures, find_pictures, held_out
 from tests.support.pictures import SMALL, encoded, write_picture
 
 
@@ -47,8 +47,8 @@ def test_saved_datasets(images: str, labels: str, named: bool, tmp_path: Path) -
 
 def test_workers_read_datasets(tmp_path: Path) -> None:
     found = find_pictures(saved_dataset(tmp_path / "set"))
-    here, there = read_all(found, SMALL), read_all(found, SMALL, workers=2, batch=1)
-    assert torch.equal(torch.cat(here.batches), torch.cat(there.batches))
+    here, there = Pictures(found, SMALL), Pictures(found, SMALL, workers=2, batch=1)
+    assert torch.equal(torch.cat(list(here)), torch.cat(list(there)))
 
 
 def test_splits_must_be_named(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ import torch
 
 import leanconv
 from leanconv import LeanconvError
-from leanconv.cli.evaluate_detector import Asked, evaluate_detectors
-from leanconv.cli.json_output import only_json
 from leanconv.cli.networks import open_network
 from leanconv.storage.records import read_record, write_record
 from tests.support.command import ACCELERATE
@@ -76,29 +74,16 @@ def test_bench_and_evaluate_record_what_they_print(place: Path, leanconv_command
     assert re.search(r"fast +torch +1 +1 +\d", out)
 
 
-def test_a_detector_records_too(scenes: Path, capsys) -> None:
+def test_a_detector_records_too(scenes: Path) -> None:
     networks = [
         open_network(f"seer.py:{name}", None, None, None, default_weights="none") for name in ("build", "blind")
     ]
     (scenes / "folder").mkdir()
-    asked = Asked(
-        data="data",
-        split=None,
-        metric="voc",
-        classes=None,
-        limit=None,
-        batch=4,
-        workers=0,
-        device=torch.device("cpu"),
-        record=scenes / "folder",
-        as_json=True,
-        quiet=True,
-    )
-    with only_json(True):
-        evaluate_detectors(["build", "folder"], networks, asked)
+    found = leanconv.evaluate(networks[0].model, "data", networks[1].model, batch=4, progress=False)
+    write_record(scenes / "folder", "evaluation", found.to_json())
     recorded = read_record(scenes / "folder", "evaluation")
-    assert recorded == json.loads(capsys.readouterr().out)
     assert recorded is not None
+    assert recorded == found.to_json()
     assert recorded["map"]["increase"] == pytest.approx(1 / 3)
 
 

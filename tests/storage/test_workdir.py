@@ -185,6 +185,7 @@ torch.save([result.model.state_dict(), [vars(layer) for layer in result.layers]]
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
 def test_kill_9_and_again(tmp_path: Path) -> None:
     """Killed for real, twice, at moments that depend on the machine; ``benchmarks/engine/kill.py`` does ten."""

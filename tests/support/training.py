@@ -79,8 +79,6 @@ SETTINGS = {
     "clip": 0.0,
     "precision": "off",
     "holdout": 0.1,
-    "check_every": 0,
     "patience": 0,
-    "checkpoint_every": 10,
     "seed": 0,
 }

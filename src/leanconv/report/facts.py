@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from leanconv.errors import LeanconvError
-from leanconv.network.replace import Change
+from leanconv.forms.replace import Change
 from leanconv.ranks import KeptSpectra
 from leanconv.report.measured import Accuracy, Times, accuracy_of, times_of
 from leanconv.report.repeat import at_another_speedup, original_of, repeat, weights_of

@@ -61,8 +61,8 @@ class Muon(torch.optim.Optimizer):
         state = self.state[weights]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(weights)
-        found: Tensor = state["momentum"]
-        return found
+        momentum: Tensor = state["momentum"]
+        return momentum
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
