@@ -64,7 +64,7 @@ def main() -> None:
     model = cifar10.load(given.cache / f"{given.network}.safetensors", given.network)
     pictures = cifar10.read(given.cache)[0][0][: 4 * given.images]
     doubling = Doubling(len(pictures))
-    with patch.object(fit, "_solve", doubling):
+    with patch("leanconv.forms.fit._solve", doubling):
         leanconv.accelerate(model, pictures, given.speedup, samples=given.positions * len(pictures), progress=False)
     print("| layer, in the order of fitting | samples | needed | gain predicted | gained |\n|---|---|---|---|---|")
     predicted = [1 - gap.error(2 * gap.rows) / gap.error(gap.rows) for gap, _ in doubling.found]

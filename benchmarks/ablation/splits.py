@@ -1,4 +1,4 @@
-"""Spatial splits fitted to patches (sweeps=): how much of a layer's responses they lose on other pictures.
+"""Spatial splits fitted to patches (ThreeD(sweeps=...)): how much of a layer's responses they lose on other pictures.
 
     python -m benchmarks.ablation.splits --data DIR
 

@@ -25,7 +25,7 @@ import os
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -47,7 +47,7 @@ from benchmarks.detection.training import (
     within,
 )
 from leanconv import LeanconvError
-from leanconv.config import REFINE
+from leanconv.config import Refine
 from leanconv.evaluation.voc_ap import mean_over_classes, voc_ap
 
 UNKNOWN = "not measured"
@@ -220,7 +220,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
             help="pictures the classifier is accelerated on; calib.tar by the weights and the training pictures",
         )
         command.add_argument("--epochs", type=int, default=8)
-        command.add_argument("--refine", choices=REFINE, default="distill", help="of the classifier's acceleration")
+        command.add_argument("--refine", choices=get_args(Refine), default="distill", help="of the classifier")
         command.add_argument("--ranks", choices=("energy", "sensitivity"), default="sensitivity", help="of it, too")
         command.add_argument("--samples", type=int, default=150_000, help="of it, too")
         command.add_argument("--steps", type=int, default=2400, help="of its distillation, twice the default")
