@@ -161,8 +161,8 @@ def analyze(
     samples: int | Literal["auto"] = 50_000,
     memory: int | str | None = None,
 ) -> Analysis:
-    """The first stage of ``accelerate``: look at the network and run it over the images. Then ``.plan(speedup)`` chooses
-    ranks, as often as wanted, and ``.apply(plan)`` makes the network. Arguments as for ``accelerate``.
+    """The first stage of ``accelerate``: look at the network and run it over the images. Then ``.plan(speedup)``
+    chooses ranks, as often as wanted, and ``.apply(plan)`` makes the network. Arguments as for ``accelerate``.
 
     Examples:
         >>> import leanconv, torch

@@ -213,7 +213,8 @@ class Streams:
         accelerated network as it stands; the responses at the main process only. Whoever takes one puts the site's
         factors into ``accelerated`` before asking for the next.
 
-        ``dense``: the original's probes of all sites, those that stay as they are too. ``step``: called for every batch.
+        ``dense``: the original's probes of all sites, also of those that stay as they are. ``step``: called for every
+        batch.
         """
         with self.clock.stage("accelerated network"):
             stream = self._stream(probes, dense)

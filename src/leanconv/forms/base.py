@@ -1,4 +1,4 @@
-"""What the rest of leanconv asks of a form: where it applies, its ranks and limits, its cost, its modules, its spectra."""
+"""What the rest of leanconv asks of a form: where it applies, its ranks and limits, cost, modules and spectra."""
 
 from __future__ import annotations
 

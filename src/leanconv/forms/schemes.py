@@ -82,8 +82,9 @@ def as_scheme(value: Any) -> Scheme:
     if isinstance(value, Form) and value.name in SCHEMES:
         return SCHEMES[value.name].with_sweeps(getattr(value, "sweeps", 0))
     if isinstance(value, Iterable) and not isinstance(value, str):
-        forms = tuple(FORMS.get(item, item) if isinstance(item, str) else item for item in value)
-        if forms and all(isinstance(form, Form) for form in forms):
+        items = [FORMS.get(item, item) if isinstance(item, str) else item for item in value]
+        forms = [item for item in items if isinstance(item, Form)]
+        if forms and len(forms) == len(items):
             ordered = tuple(sorted(dict.fromkeys(forms), key=lambda form: len(form.axes)))
             return Scheme("+".join(form.name for form in ordered), ordered)
     words = listing([repr(name) for name in SCHEMES])

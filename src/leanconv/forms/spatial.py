@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -23,7 +24,7 @@ class Spatial(Form):
 
     name = "spatial"
     about = "k x 1 filters to d'' channels, then 1 x k"
-    axes = (FILTERS,)
+    axes: ClassVar[tuple[Axis, ...]] = (FILTERS,)
     pointwise_end = False
     sweeps: int = field(default=0, compare=False)
 

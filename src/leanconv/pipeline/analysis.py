@@ -104,8 +104,9 @@ class Analysis:
                 name,
                 " x ".join(map(str, one.geometry.kernel)),
                 f"{one.geometry.in_channels} -> {one.geometry.out_channels}",
+                f"{one.cost.dense / 1e6:.2f}",
+                f"{100 * one.cost.dense / total:.1f}%",
             ]
-            + [f"{one.cost.dense / 1e6:.2f}", f"{100 * one.cost.dense / total:.1f}%"]
             for name, one in self.layers.items()
         ]
         lines = [table(["layer", "kernel", "channels", "MMACs", "share"], rows, left=2)]

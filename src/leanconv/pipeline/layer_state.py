@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dataclasses import replace as with_changes
 
 from leanconv.calibrate.probes import Probe
 from leanconv.forms import MERGED, Choice
@@ -16,8 +15,10 @@ from leanconv.solve import TwoStep
 
 @dataclass
 class LayerState:
-    """A layer that is replaced, or, without a ``choice``, one that stays whole and takes in a factor of the layer before
-    it. ``dense``: a probe of its own filters, ``probe``: of those it is fitted with, which may be a product of two."""
+    """A layer that is replaced, or, without a ``choice``, one that only takes in a factor of the layer before it.
+
+    ``dense``: a probe of its own filters. ``probe``: of those it is fitted with, which may be a product of two.
+    """
 
     site: Site
     dense: Probe
@@ -40,9 +41,6 @@ class LayerState:
 
     def split_into(self, split: TwoStep, *, free: bool) -> None:
         self.probe = split_probe(self.dense, split, free=free)
-
-    def merged(self, change: Change) -> None:
-        self.change = with_changes(change)
 
     def described(self, error: float | None) -> Solved:
         """One line of progress."""

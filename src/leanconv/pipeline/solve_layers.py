@@ -23,7 +23,7 @@ from leanconv.solve import Moments, Parts, TwoStep, parted, thinned
 from leanconv.storage.workdir import Workdir
 from leanconv.system.process_memory import give_back
 
-# Patches a layer, of so many images, that splits are improved by: 4 bytes x ROWS x c k k, 151 MB for 512 channels, 3 x 3.
+# Patches a layer, of so many images, that splits are improved by: 4 bytes x ROWS x c k k, 151 MB for c = 512, k = 3.
 IMAGES, ROWS = 512, 8192
 
 Layers = dict[str, LayerState]
@@ -82,13 +82,14 @@ def _solve_asymmetric(run: Run, layers: Layers) -> None:
         if known:
             stage.label(f"{len(known)} of {len(layers)} layers are known from the workdir")
         for number, name, inputs in streams.respond(probes, list(run.dense.values()), known, stage.advance):
-            layer, fit = layers[name], None
+            layer = layers[name]
+            new: Fit | None = None
             if inputs is not None:
                 with clock.stage("solving"):
-                    fit = _fit(run, layer, run.targets.get(name), inputs)
+                    new = _fit(run, layer, run.targets.get(name), inputs)
                     run.done_with(name)
                     inputs = None
-            fit = run.keep(number, name, fit)
+            fit = run.keep(number, name, new)
             with clock.stage("solving"):
                 run.put(layer, fit.factors)
                 gc.collect(1)  # young objects only: see quiet_collector
@@ -180,8 +181,8 @@ def _fit(run: Run, layer: LayerState, target: Responses, inputs: Responses) -> F
 
 
 def _holdout(run: Run, layer: LayerState, rows: int, *, alike: bool) -> Parts | None:
-    """Which samples are held out. None for a layer that runs on several maps: its rows are in their order, not in that of
-    the images. ``alike``: whether every image has equally many rows."""
+    """Which samples are held out. None for a layer that runs on several maps: its rows are in their order, not in that
+    of the images. ``alike``: whether every image has equally many rows."""
     return None if layer.site.calls > 1 else parted(rows, run.streams.images, alike=alike)
 
 

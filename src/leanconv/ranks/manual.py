@@ -14,8 +14,8 @@ from leanconv.network.layers.geometry import Geometry
 def by_hand(
     ranks: Mapping[str, Any], sites: Mapping[str, Geometry], skipped: Mapping[str, str], scheme: Scheme
 ) -> Choices:
-    """``{"layer": rank}``: d' for channel, d'' for spatial, a pair (d'', d') for 3d (d' alone where k = 1). A ``Choice``
-    names the form too.
+    """``{"layer": rank}``: d' for channel, d'' for spatial, a pair (d'', d') for 3d (d' alone where k = 1). A
+    ``Choice`` names the form too.
 
     What is asked for is done, also where the factors cost more than the layer.
     """

@@ -57,8 +57,8 @@ def select(
     most = before / (fixed + sum(candidate.macs(cheapest(candidate, scheme)) for candidate in candidates))
     if most <= 1.005:
         raise LeanconvError(
-            f"speedup={speedup:g} cannot be reached: the {scheme.name} scheme can make no layer of this network cheaper; "
-            "use another scheme or skip fewer layers."
+            f"speedup={speedup:g} cannot be reached: the {scheme.name} scheme can make no layer of this network "
+            "cheaper; use another scheme or skip fewer layers."
         )
     if most < speedup:
         raise LeanconvError(

@@ -1,7 +1,7 @@
 """How ranks are chosen: the protocol of a selector, what it is given, and the selectors by name.
 
-``ranks=`` takes a name of SELECTORS, a selector, or a function ``merit(candidate, choice)`` whose sum over all layers is
-to be largest.
+``ranks=`` takes a name of SELECTORS, a selector, or a function ``merit(candidate, choice)`` whose sum over all layers
+is to be largest.
 """
 
 from __future__ import annotations
@@ -158,6 +158,6 @@ def selector_of(value: Any, **options: Any) -> RankSelector:
         return LargestMerit(value)
     words = listing([repr(name) for name in SELECTORS])
     raise LeanconvError(
-        f"ranks={value!r} is not known; use {words} or a dict {{'layer': rank}}, a selector such as leanconv.Latency(ms=20) "
-        "or a function of (candidate, choice)."
+        f"ranks={value!r} is not known; use {words} or a dict {{'layer': rank}}, a selector such as "
+        "leanconv.Latency(ms=20) or a function of (candidate, choice)."
     )

@@ -132,7 +132,9 @@ def _accelerated(layer: dict[str, Any], change: Change, spectra: KeptSpectra | N
         "merged": (g.in_channels,),
     }[scheme]
     candidates = {} if spectra is None else {one.name: one for one in spectra.candidates}
-    filters = candidates[layer["name"]].spatial if scheme == "3d" and layer["name"] in candidates else None
+    filters = (
+        candidates[layer["name"]].spectra.get("spatial") if scheme == "3d" and layer["name"] in candidates else None
+    )
     return LayerFacts(
         name=layer["name"],
         macs_before=layer["macs_before"],

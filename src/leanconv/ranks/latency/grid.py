@@ -83,7 +83,7 @@ def _row(known: Mapping[Choice | None, float], low: Choice) -> Times:
 
 
 def _cell(known: Mapping[Choice | None, float], low: Choice) -> Times:
-    """Between four forms of two ranks that stand at the corners of a cell of ``sizes``; a rank under EVEN stays as it is."""
+    """Between four forms of two ranks, the corners of a cell of ``sizes``; a rank under EVEN stays as it is."""
     a, b = low.ranks
     found: Times = {}
     ends = [following(rank) if rank >= EVEN and rank % UNIT == 0 else rank for rank in (a, b)]

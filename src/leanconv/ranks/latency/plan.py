@@ -87,7 +87,7 @@ def plan_by_time(
     changes: Changes,
     progress: Progress,
 ) -> TimedPlan:
-    """The plan that keeps most energy among those that meet ``budget``. ``changes`` says what a plan does to the layers.
+    """The plan that keeps most energy among those that meet ``budget``. ``changes``: what a plan does to the layers.
 
     The time of a plan is foretold as that of its layers one by one, plus what the original takes beyond its own layers
     one by one. A network with random factors then shows what it really takes, which corrects the second part.
