@@ -17,7 +17,8 @@ from leanconv.ranks.candidates import Energies
 from leanconv.report.facts import Facts, LayerFacts
 from leanconv.runtimes.bench.comparison import bench
 from leanconv.storage.records import write_record
-from tests.conftest import plain_network, smooth_images
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 NASTY = "<script>alert(1)</script>&<b>'\"x"
 

@@ -114,7 +114,7 @@ class Convolution:
             index = (index[..., None] * side + here[:, :, None]).flatten(2)
         return index, inside if padded else None
 
-    def compute(self, x: Tensor, weight: Tensor, bias: Tensor, g: Geometry) -> Tensor:
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
         padding = g.margins(self.map_size(x))[0]
         return self._function(x, weight, bias, g.stride, padding, g.dilation, g.groups)
 

@@ -13,11 +13,13 @@ class Cost:
     """Multiply-accumulates of one layer for one image, whole or in factors. Every factor counts."""
 
     dense: int
-    reduce: int  # a unit of d' in the channel scheme: the k x k filter, one a group
+    reduce: int  # a unit of d': the k x k filter, one a group
     expand: int  # a unit of d': the 1 x 1 filters it feeds
     vertical: int  # a unit of d'': the k x 1 filter, which still sees the full input width
     horizontal: int  # a unit of d'' x d' (or d'' x d): one 1 x k filter weight row
     filters: int  # d
+    inputs: int = 0  # a 1 x 1 filter on the layer's input; 0 in files of earlier releases
+    inner: int = 0  # a k x k filter of one channel
 
     @classmethod
     def of(cls, geometry: Geometry, in_size: Size, out_size: Size, repeats: int = 1) -> Cost:
@@ -34,6 +36,8 @@ class Cost:
             vertical=repeats * out_size[0] * width * geometry.kernel[0] * geometry.in_channels,
             horizontal=positions * geometry.kernel[-1],
             filters=geometry.out_channels,
+            inputs=repeats * prod(in_size) * geometry.in_channels,
+            inner=positions * prod(geometry.kernel),
         )
 
     def __add__(self, other: Cost) -> Cost:
@@ -45,19 +49,11 @@ class Cost:
             vertical=self.vertical + other.vertical,
             horizontal=self.horizontal + other.horizontal,
             filters=self.filters,
+            inputs=self.inputs + other.inputs,
+            inner=self.inner + other.inner,
         )
 
     def times(self, factor: float) -> Cost:
         """Of a layer that really runs ``factor`` times as often."""
         values = {key: round(value * factor) for key, value in asdict(self).items() if key != "filters"}
         return Cost(filters=self.filters, **values)
-
-    def channel(self, rank: int) -> int:
-        return rank * (self.reduce + self.expand)
-
-    def spatial(self, rank: int) -> int:
-        return rank * (self.vertical + self.horizontal * self.filters)
-
-    def both(self, spatial_rank: int, channel_rank: int) -> int:
-        per_spatial = self.vertical + self.horizontal * channel_rank
-        return spatial_rank * per_spatial + channel_rank * self.expand

@@ -71,7 +71,7 @@ class LayerKind(Protocol):
         which of them are inside the map (None: all). With a padding mode other than zeros the map is the padded one."""
         ...
 
-    def compute(self, x: Tensor, weight: Tensor, bias: Tensor, g: Geometry) -> Tensor:
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
         """The layer on a whole map, where zeros are padded alike on both sides."""
         ...
 

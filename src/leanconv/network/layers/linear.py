@@ -56,7 +56,7 @@ class Linear:
     def window(self, g: Geometry, in_size: Size, at: Tensor) -> tuple[Tensor, Tensor | None]:
         return at[..., None], None
 
-    def compute(self, x: Tensor, weight: Tensor, bias: Tensor, g: Geometry) -> Tensor:
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
         return F.linear(x, weight, bias)
 
     def onnx(self, layer: Any, example: Tensor) -> tuple[str, dict[str, Any]] | None:

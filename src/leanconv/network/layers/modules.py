@@ -92,3 +92,9 @@ def filled(build: Callable[[], nn.Sequential], factors: Factors, like: Tensor) -
 def _parameter(values: Tensor, like: Tensor) -> nn.Parameter:
     own = values.detach().to(like.device, like.dtype, copy=True, memory_format=torch.contiguous_format)
     return nn.Parameter(own)
+
+
+def put(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Make ``module`` the submodule at ``path``."""
+    parent_path, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(parent_path), leaf, module)

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from leanconv.forms import Choice
+from leanconv.forms.replace import change_of, factor_modules
 from leanconv.network.activations import build_activation
 from leanconv.network.layers.cost import Cost
 from leanconv.network.layers.kinds import KINDS
 from leanconv.network.layers.modules import dense_modules
-from leanconv.network.replace import Change, factor_modules
 from leanconv.network.sites import Site
-from leanconv.ranks.candidates import Choice
 from leanconv.ranks.latency.cache import Cache
 from leanconv.ranks.latency.grid import LayerTimes
 from leanconv.ranks.latency.onnx_writer import prepared
 from leanconv.runtimes.bench.machine import machine, threads_set
 from leanconv.runtimes.bench.measure import interleaved
-from leanconv.runtimes.bench.runners import Conditions
+from leanconv.runtimes.runners import Conditions
 from leanconv.runtimes.target import Target
 
 # Forms measured in turns at a time: all of them stay in memory.
@@ -130,7 +130,6 @@ def form_network(site: Site, choice: Choice | None) -> nn.Sequential:
     if choice is None:
         layers = dense_modules(site.geometry)
     else:
-        change = Change(name=site.name, scheme=choice.scheme, ranks=choice.ranks, geometry=site.geometry)
-        layers = factor_modules(change)
+        layers = factor_modules(change_of(site, choice))
     behind = build_activation(site.activation)
     return nn.Sequential(*layers, *([] if behind is None else [behind])).eval()

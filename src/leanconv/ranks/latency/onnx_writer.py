@@ -9,26 +9,24 @@ from torch import Tensor, nn
 
 from leanconv.network import activations
 from leanconv.network.layers.kinds import REPLACEABLE, kind_of
-from leanconv.runtimes.bench.runners import RUNTIMES, Conditions, open_onnxruntime, open_openvino
-from leanconv.runtimes.export.onnx import needed
+from leanconv.runtimes.libraries import load
+from leanconv.runtimes.runners import RUNTIMES, Conditions
+from leanconv.runtimes.runners.base import OnnxRunner
 
 OPSET, IR = 18, 9
-OPENED = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
 
 
 def prepared(network: nn.Sequential, example: Tensor, runtime: str, conditions: Conditions) -> Callable[[], Any]:
     """A call of ``network``, a row of layers, in ``runtime``."""
-    if runtime == "torch":
-        return RUNTIMES[runtime].prepare(network, example, conditions)
-    model = written(network, example)
-    if model is None:
-        return RUNTIMES[runtime].prepare(network, example, conditions)
-    return OPENED[runtime](model, example, conditions)
+    runner = RUNTIMES[runtime]
+    if isinstance(runner, OnnxRunner) and (model := written(network, example)) is not None:
+        return runner.open_onnx(model, example, conditions)
+    return runner.prepare(network, example, conditions)
 
 
 def written(network: nn.Sequential, example: Tensor) -> bytes | None:
     """``network`` as the bytes of an ONNX file; None for what is not plain enough."""
-    onnx = needed("onnx")
+    onnx = load("onnx", "onnx")
     helper, from_array = onnx.helper, onnx.numpy_helper.from_array
     nodes, weights, here = [], [], "images"
     for number, module in enumerate(network):
