@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from benchmarks.common.initialise import initialise, scratch
 from leanconv import LeanconvError, models
 from leanconv.forms.replace import Change, replace
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.kinds import geometry_of
 
 
 def ten_layers(width: int = 96) -> nn.Sequential:
@@ -24,7 +24,7 @@ def ten_layers(width: int = 96) -> nn.Sequential:
 def factored(network: nn.Sequential, scheme: str, ranks: tuple[int, ...]) -> nn.Sequential:
     for name, module in list(network.named_children()):
         if isinstance(module, nn.Conv2d):
-            replace(network, Change(name=name, scheme=scheme, ranks=ranks, geometry=Geometry.of(module)))  # type: ignore[arg-type]
+            replace(network, Change(name=name, scheme=scheme, ranks=ranks, geometry=geometry_of(module)))  # type: ignore[arg-type]
     return network
 
 
