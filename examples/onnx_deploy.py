@@ -20,7 +20,6 @@ from torch import nn
 
 import leanconv
 from leanconv.demo import digits, train
-from leanconv.runtimes.export import to_onnx
 
 
 def accelerated(options: argparse.Namespace) -> tuple[nn.Module, tuple[int, int, int]]:
@@ -58,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         model, shape = accelerated(options)
         example = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
-        path = to_onnx(model, example, options.out)  # compared with torch before it gets its name
+        path = leanconv.export(model, example, options.out).path  # compared with torch before it gets its name
     except leanconv.LeanconvError as error:
         raise SystemExit(f"onnx_deploy.py: {error}") from error
     images = np.random.default_rng(0).random((4, *shape), np.float32)

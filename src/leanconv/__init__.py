@@ -10,24 +10,43 @@ from leanconv.errors import LeanconvError
 
 if TYPE_CHECKING:
     from leanconv import models
-    from leanconv.api import accelerate, reachable
+    from leanconv.api import accelerate, analyze, reachable
+    from leanconv.config import Distill
     from leanconv.evaluation.api import evaluate
+    from leanconv.forms.channel import Channel
+    from leanconv.forms.spatial import Spatial
+    from leanconv.forms.three_d import ThreeD
     from leanconv.kernels.optimize import optimize_
+    from leanconv.pipeline.analysis import Analysis
+    from leanconv.pipeline.plan import Plan
+    from leanconv.ranks.latency.selector import Latency
     from leanconv.result import Accelerated, LayerReport
+    from leanconv.runtimes.bench.comparison import bench
+    from leanconv.runtimes.export import export
     from leanconv.runtimes.target import Measured, Target
     from leanconv.storage.folder import load, load_result
     from leanconv.train.finetune import FineTuned, finetune
 
 __all__ = [
     "Accelerated",
+    "Analysis",
+    "Channel",
+    "Distill",
     "FineTuned",
+    "Latency",
     "LayerReport",
     "LeanconvError",
     "Measured",
+    "Plan",
+    "Spatial",
     "Target",
+    "ThreeD",
     "__version__",
     "accelerate",
+    "analyze",
+    "bench",
     "evaluate",
+    "export",
     "finetune",
     "load",
     "load_result",
@@ -39,6 +58,14 @@ __all__ = [
 # torch takes seconds to import; `leanconv --help` must not wait for it.
 _WHERE = {
     "accelerate": "leanconv.api",
+    "analyze": "leanconv.api",
+    "Analysis": "leanconv.pipeline.analysis",
+    "Plan": "leanconv.pipeline.plan",
+    "Distill": "leanconv.config",
+    "Latency": "leanconv.ranks.latency.selector",
+    "Channel": "leanconv.forms.channel",
+    "Spatial": "leanconv.forms.spatial",
+    "ThreeD": "leanconv.forms.three_d",
     "reachable": "leanconv.api",
     "Accelerated": "leanconv.result",
     "LayerReport": "leanconv.result",
@@ -47,6 +74,8 @@ _WHERE = {
     "finetune": "leanconv.train.finetune",
     "load": "leanconv.storage.folder",
     "load_result": "leanconv.storage.folder",
+    "bench": "leanconv.runtimes.bench.comparison",
+    "export": "leanconv.runtimes.export",
     "Measured": "leanconv.runtimes.target",
     "Target": "leanconv.runtimes.target",
     "models": "leanconv.models",

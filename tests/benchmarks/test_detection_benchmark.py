@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.detection import run as detection
+from benchmarks.detection import training as detection_training
 from leanconv import LeanconvError, models
 from leanconv.images.detection_data import find_scenes
 from tests.support.detection_benchmark import given, small_detector
 from tests.support.networks import small_features
 from tests.support.processes import together
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
-
-import detection  # noqa: E402
-import detection_training  # noqa: E402
 
 # -- data --------------------------------------------------------------------------------------------------------------
 
@@ -97,7 +92,6 @@ def test_the_same_seed_trains_the_same_detector(folder: Path) -> None:
 
 SHARE = """
 from pathlib import Path
-
 from tests.support.detection_benchmark import detection_training, small_detector, small_scenes
 
 data = detection_training.read(small_scenes(Path({folder!r})), 64, "cpu")

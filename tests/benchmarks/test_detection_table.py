@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.detection import run as detection
+from benchmarks.detection import table as detection_table
+from benchmarks.detection import times as detection_times
+from benchmarks.detection import training as detection_training
 from leanconv.runtimes.bench.measure import Rounds
 from tests.support.detection_benchmark import Probe, given
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
-
-import detection  # noqa: E402
-import detection_table  # noqa: E402
-import detection_times  # noqa: E402
-import detection_training  # noqa: E402
 
 
 def test_the_table_goes_on_where_it_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

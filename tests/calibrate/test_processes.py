@@ -22,7 +22,7 @@ from tests.support.processes import together
         ("plain", "3d", "none"),
         ("residual", "3d", "none"),
         ("residual", "3d", "closed-form"),
-        ("plain", "spatial-sgd", "none"),
+        ("plain", "spatial", "none"),
     ],
 )
 def test_two_processes_end_with_the_network_of_one(kind: str, scheme: str, refine: str, tmp_path: Path) -> None:

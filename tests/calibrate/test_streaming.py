@@ -16,7 +16,7 @@ from leanconv.calibrate.streaming.partition import Cutting
 from leanconv.errors import LeanconvError
 from leanconv.pipeline import engine as engine_module
 from leanconv.pipeline import run as job_module
-from leanconv.system import malloc as heap
+from leanconv.system import process_memory as heap
 from tests.support.equality import assert_equal, assert_same
 from tests.support.networks import Centres, plain_network, residual_network
 from tests.support.pictures import smooth_images

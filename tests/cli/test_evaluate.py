@@ -15,7 +15,7 @@ from leanconv.cli.main import run
 from leanconv.evaluation.classification import logits_of
 from tests.support.command import COMMON
 from tests.support.pictures import write_picture
-from tests.support.training import apart
+from tests.support.processes import apart
 
 
 def test_original_and_accelerated_side_by_side(place: Path, leanconv_command) -> None:

@@ -28,6 +28,7 @@ def example(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.nightly
 def test_own_network(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example("own_network").main(epochs=1)
     said = capsys.readouterr().out
@@ -37,6 +38,7 @@ def test_own_network(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shares[1][1] == shares[2][1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pictures", ["photos", "--synthetic 6 --weights none --size 64"])
 def test_classify(pictures: str, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example("classify").main([*pictures.split(), "--speedup", "3", "--samples", "500", "--out", "fast"])
@@ -45,6 +47,7 @@ def test_classify(pictures: str, world: Path, capsys: pytest.CaptureFixture[str]
     assert 3 <= leanconv.load_result("fast").speedup < 3.06
 
 
+@pytest.mark.nightly
 def test_resnet50_of_timm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = "--model resnet10t --synthetic 4 --weights none --size 32 --samples 200 --speedup 1.3"
     example("resnet50_timm").main([*given.split(), "--out", str(tmp_path / "fast")])
@@ -53,6 +56,7 @@ def test_resnet50_of_timm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "leanconv.load(" in said
 
 
+@pytest.mark.nightly
 def test_photos_are_read_as_timm_says(world: Path) -> None:
     import timm
 
@@ -60,6 +64,7 @@ def test_photos_are_read_as_timm_says(world: Path) -> None:
     assert (len(data), data[0].shape[0]) == (3, 3)
 
 
+@pytest.mark.nightly
 def test_onnx_deploy(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = example("onnx_deploy")
     assert module.accelerated(Namespace(folder=Path("vgg16-4x")))[1] == (3, 224, 224)
@@ -109,6 +114,7 @@ def test_detect_says_what_is_wrong(
         example("detect").main(["val-0.tar", "--images", "train-0.tar", "--device", "cpu", *arguments])
 
 
+@pytest.mark.nightly
 def test_the_notebook_runs(tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient

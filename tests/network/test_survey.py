@@ -11,7 +11,7 @@ from leanconv.errors import LeanconvError
 from leanconv.network import reasons
 from leanconv.network.dry_run import Trial
 from leanconv.network.fold import folded
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.kinds import geometry_of
 from leanconv.network.replaceable import replaceable
 from leanconv.network.survey import survey
 from tests.support.networks import Odd, plain_network, settle_batch_norms
@@ -192,7 +192,7 @@ def test_same_padding_margins(kernel: tuple[int, int], dilation: int) -> None:
     conv = nn.Conv2d(3, 4, kernel, padding="same", dilation=dilation)
     plain = nn.Conv2d(3, 4, kernel, dilation=dilation)
     plain.load_state_dict(conv.state_dict())
-    (top, left), (bottom, right) = Geometry.of(conv).margins((9, 9))
+    (top, left), (bottom, right) = geometry_of(conv).margins((9, 9))
     padded = F.pad(SAMPLE, (left, right, top, bottom))
     assert torch.allclose(conv(SAMPLE), plain(padded), atol=1e-6)
 

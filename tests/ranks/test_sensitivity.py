@@ -17,8 +17,9 @@ import leanconv
 from leanconv.calibrate.batches import Batch
 from leanconv.calibrate.probes import Probe
 from leanconv.errors import LeanconvError
+from leanconv.forms.replace import Change
 from leanconv.network.fold import folded
-from leanconv.network.replace import Change, Factors
+from leanconv.network.layers.modules import Factors
 from leanconv.network.survey import survey
 from leanconv.ranks import Choice
 from leanconv.ranks.by_sensitivity import MOST, Curve, Felt, allowed, isotonic, least_change, lost
@@ -287,7 +288,7 @@ def test_other_schemes(scheme: Any) -> None:
     assert {layer.scheme for layer in result.layers} == {scheme}
 
 
-@pytest.mark.parametrize("scheme", ["channel", "spatial", "spatial-sgd", "3d"])
+@pytest.mark.parametrize("scheme", ["channel", "spatial", "3d"])
 def test_a_layer_whose_responses_never_vary(scheme: Any) -> None:
     network = plain_network(batch_norm=False)
     dead = network[2]

@@ -130,6 +130,7 @@ def test_without_plotly_a_sentence(saved: Path, leanconv_command, monkeypatch: p
     assert leanconv_command("compare half")[0] == 0
 
 
+@pytest.mark.nightly
 @needs_browser
 def test_a_browser_draws_every_point(chromium: Any, saved: Path, leanconv_command) -> None:
     for name, lost in (("half", 0.02), ("third", 0.05)):

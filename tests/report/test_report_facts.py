@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from leanconv.ranks.portable_log import log
 
 import leanconv
 from leanconv import LeanconvError
-from leanconv.ranks.portable_log import log
 from leanconv.report.advice import advice
 from leanconv.report.facts import facts_of
 from leanconv.report.page import page

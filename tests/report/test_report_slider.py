@@ -14,7 +14,8 @@ from torch import nn
 import leanconv
 from leanconv import LeanconvError
 from leanconv.demo import DigitsNet
-from leanconv.network.layers.geometry import Cost, Geometry, Scheme
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry, Scheme
 from leanconv.ranks import Candidate, KeptSpectra
 from leanconv.ranks.candidates import Energies
 from leanconv.report import write_report
@@ -22,7 +23,7 @@ from tests.support.browser import Opened, needs_browser
 from tests.support.networks import plain_network
 from tests.support.pictures import smooth_images
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.nightly]
 
 QUICK: dict[str, Any] = {"solver": "linear", "asymmetric": False, "samples": 400, "progress": False}
 

@@ -15,7 +15,7 @@ import leanconv
 from leanconv.cli.main import run
 from leanconv.runtimes.bench.comparison import bench
 from leanconv.runtimes.bench.layers import layer_times, replaced
-from leanconv.runtimes.bench.runners import RUNTIMES, Conditions
+from leanconv.runtimes.runners import RUNTIMES, Conditions
 from tests.support.pictures import smooth_images
 
 NETWORK = """

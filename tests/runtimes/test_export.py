@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv.errors import LeanconvError
+from leanconv.runtimes.export import formats, trial
 from leanconv.runtimes.export import onnx as onnx_room
 from leanconv.runtimes.export import pt2 as pt2_room
-from leanconv.runtimes.export import to_aot, to_onnx, to_pt2, trial
-from leanconv.runtimes.export.onnx import write_onnx
-from leanconv.runtimes.export.pt2 import write_pt2
+from leanconv.runtimes.export.formats import EXPORTERS
 from tests.support.command import NETWORK, call
 from tests.support.equality import relative
 from tests.support.networks import plain_network
@@ -66,7 +65,7 @@ def fast() -> leanconv.Accelerated:
 
 @pytest.fixture(scope="module")
 def onnx_file(fast: leanconv.Accelerated, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return to_onnx(fast.model, smooth_images(1), tmp_path_factory.mktemp("onnx") / "new" / "fast.onnx")
+    return leanconv.export(fast.model, smooth_images(1), tmp_path_factory.mktemp("onnx") / "new" / "fast.onnx").path
 
 
 def in_onnxruntime(path: Path, x: Tensor) -> list[Tensor]:
@@ -90,7 +89,7 @@ def test_onnx_answers_as_torch_on_any_batch_and_size(fast: leanconv.Accelerated,
 
 def test_half_precision_and_channels_last_are_written_in_float32(tmp_path: Path, capsys) -> None:
     model = plain_network((8, 8), batch_norm=False).to(torch.bfloat16, memory_format=torch.channels_last)
-    written = write_onnx(model, smooth_images(1), tmp_path / "half.onnx")
+    written = leanconv.export(model, smooth_images(1), tmp_path / "half.onnx")
     assert "the network is in bfloat16, the ONNX file computes in float32" in capsys.readouterr().err
     assert written.difference is not None
     assert written.difference < 1e-5
@@ -101,7 +100,7 @@ def test_half_precision_and_channels_last_are_written_in_float32(tmp_path: Path,
 
 
 def test_a_network_of_one_size_keeps_it_and_says_so(tmp_path: Path, capsys) -> None:
-    written = write_onnx(Flat().train(), smooth_images(1, 8), tmp_path / "flat.onnx", opset=20)
+    written = leanconv.export(Flat().train(), smooth_images(1, 8), tmp_path / "flat.onnx", opset=20)
     assert written.input == ("batch", 3, 8, 8)
     assert written.opset == 20
     assert written.checked == ((1, 3, 8, 8), (3, 3, 8, 8))
@@ -113,12 +112,12 @@ def test_a_check_that_says_nothing_is_not_passed_over(tmp_path: Path, capsys) ->
     model = Flat()
     nn.init.zeros_(model.out.weight)
     nn.init.zeros_(model.out.bias)
-    to_onnx(model, smooth_images(1, 8), tmp_path / "zero.onnx", dynamic=False)
+    leanconv.export(model, smooth_images(1, 8), tmp_path / "zero.onnx", dynamic=False)
     assert "the network answers 0 whatever it is given" in capsys.readouterr().err
 
 
 def test_a_fixed_file_has_the_examples_shape(tmp_path: Path, capsys) -> None:
-    written = write_onnx(Flat(), smooth_images(4, 8), tmp_path / "flat.onnx", dynamic=False, check=False)
+    written = leanconv.export(Flat(), smooth_images(4, 8), tmp_path / "flat.onnx", dynamic=False, check=False)
     assert (written.input, written.checked, written.difference) == ((4, 3, 8, 8), (), None)
     assert capsys.readouterr().err == ""
 
@@ -138,7 +137,7 @@ class InPlace(nn.Module):
 
 
 def test_what_only_changes_something_in_place_is_exported_too(tmp_path: Path) -> None:
-    written = write_onnx(InPlace().eval(), smooth_images(2, 8), tmp_path / "net.onnx")
+    written = leanconv.export(InPlace().eval(), smooth_images(2, 8), tmp_path / "net.onnx")
     assert written.difference is not None
     assert written.difference < 1e-5
 
@@ -152,22 +151,24 @@ class AskingWithoutGradients(Asking):
         return super().forward(x + half)
 
 
+@pytest.mark.nightly
 def test_weights_that_are_not_there_are_in_no_graph_of_the_file(tmp_path: Path) -> None:
     images = smooth_images()
     fast = leanconv.accelerate(AskingWithoutGradients().eval(), images, speedup=2, progress=False).model
-    written = write_pt2(fast, images[:2], tmp_path / "asking.pt2")
+    written = leanconv.export(fast, images[:2], tmp_path / "asking.pt2")
     graphs = [module for module in torch.export.load(written.path).graph_module.modules() if hasattr(module, "graph")]
     assert len(graphs) > 1
     assert not any("full" in str(node.target) for module in graphs for node in module.graph.nodes)
 
 
+@pytest.mark.nightly
 @torch.no_grad()
 def test_pt2_loads_where_leanconv_cannot_be_imported(tmp_path: Path) -> None:
     model = Asking().eval()
     images = smooth_images(8)
     ranks = {"second": (8, 8), "third": (8, 8)}
     fast = leanconv.accelerate(model, [images], ranks=ranks, progress=False).model
-    written = write_pt2(fast, images[:1], tmp_path / "fast.pt2")
+    written = leanconv.export(fast, images[:1], tmp_path / "fast.pt2")
     assert written.input == ("batch", 3, "height", "width")
     x = smooth_images(5, 20, seed=4)
     torch.save(x, tmp_path / "x.pt")
@@ -187,7 +188,7 @@ def test_pt2_loads_where_leanconv_cannot_be_imported(tmp_path: Path) -> None:
     program = torch.export.load(written.path)
     assert not any("full" in str(node.target) for node in program.graph.nodes)
     # The same network, whose layers are asked for weights they have not got, in ONNX.
-    to_onnx(fast, images[:1], tmp_path / "fast.onnx")
+    leanconv.export(fast, images[:1], tmp_path / "fast.onnx")
     assert all(
         relative(a, b) < 1e-5
         for a, b in zip(in_onnxruntime(tmp_path / "fast.onnx", x), trial.tensors(wanted), strict=True)
@@ -198,11 +199,11 @@ def test_a_file_that_answers_otherwise_is_not_left_behind(tmp_path: Path, monkey
     session = onnx_room._session
     monkeypatch.setattr(onnx_room, "_session", lambda *given: lambda x: [found * 1.001 for found in session(*given)(x)])
     with pytest.raises(LeanconvError, match=r"the ONNX file cannot be written: .* off, above 1e-04; nothing was left"):
-        to_onnx(Flat(), smooth_images(1, 8), tmp_path / "deep" / "flat.onnx", dynamic=False)
+        leanconv.export(Flat(), smooth_images(1, 8), tmp_path / "deep" / "flat.onnx", dynamic=False)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(pt2_room, "ELSEWHERE", "raise SystemExit('no such operator')")
     with pytest.raises(LeanconvError, match=r"plain torch does not load or run the file \(no such operator\)"):
-        to_pt2(Flat(), smooth_images(1, 8), tmp_path / "flat.pt2")
+        leanconv.export(Flat(), smooth_images(1, 8), tmp_path / "flat.pt2")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -210,7 +211,7 @@ def test_a_file_that_answers_otherwise_is_not_left_behind(tmp_path: Path, monkey
 def test_a_missing_extra_is_named(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(LeanconvError, match=rf"^{missing} is not installed; pip install 'leanconv\[onnx\]'\.$"):
-        to_onnx(Flat(), smooth_images(1, 8), tmp_path / "flat.onnx")
+        leanconv.export(Flat(), smooth_images(1, 8), tmp_path / "flat.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -222,14 +223,15 @@ def test_aot_without_a_compiler_is_one_sentence(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
     with pytest.raises(LeanconvError, match=r"needs a C\+\+ compiler, and there is none here"):
-        to_aot(Flat(), smooth_images(1, 8), tmp_path / "flat.pt2", "cpu")
+        leanconv.export(Flat(), smooth_images(1, 8), tmp_path / "flat.pt2", "aot", device="cpu")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 @torch.no_grad()
 def test_aot_package_answers_as_torch(tmp_path: Path) -> None:
     model = Flat()
-    path = to_aot(model, smooth_images(1, 8), tmp_path / "flat.pt2", "cpu")
+    path = leanconv.export(model, smooth_images(1, 8), tmp_path / "flat.pt2", "aot").path
     x = smooth_images(4, 8, seed=5)
     assert relative(torch._inductor.aoti_load_package(str(path))(x), model(x)) < 1e-5
 
@@ -238,10 +240,34 @@ def test_detectors_are_refused(tmp_path: Path) -> None:
     import torchvision
 
     model = torchvision.models.get_model("ssdlite320_mobilenet_v3_large", weights=None, weights_backbone=None)
-    for write in (to_onnx, to_pt2, to_aot):
+    for name, exporter in EXPORTERS.items():
         with pytest.raises(LeanconvError, match=r"SSD is a detector, .* export its backbone"):
-            write(model, torch.zeros(1, 3, 64, 64), tmp_path / ("a.onnx" if write is to_onnx else "a.pt2"))
+            leanconv.export(model, torch.zeros(1, 3, 64, 64), tmp_path / f"a{exporter.suffix}", name)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_format_is_known_by_its_ending_or_its_name(tmp_path: Path) -> None:
+    assert formats.choose_exporter(tmp_path / "a.onnx", None).name == "onnx"
+    assert formats.choose_exporter(tmp_path / "a.pt2", None).name == "pt2"
+    assert formats.choose_exporter(tmp_path / "a.pt2", "aot").name == "aot"
+    with pytest.raises(LeanconvError, match=r"^format names the format 'onx', .* did you mean onnx"):
+        leanconv.export(Flat(), smooth_images(1, 8), tmp_path / "a.onnx", "onx")
+    with pytest.raises(LeanconvError, match=r"^device does not go with format onnx"):
+        leanconv.export(Flat(), smooth_images(1, 8), tmp_path / "a.onnx", device="cpu")
+
+
+@pytest.mark.parametrize("name", list(EXPORTERS))
+def test_every_format_has_its_module(name: str) -> None:
+    assert callable(EXPORTERS[name].module.prepare)
+    assert callable(EXPORTERS[name].module.write)
+
+
+def test_every_format_can_be_of_one_size(tmp_path: Path) -> None:
+    for name in ("onnx", "pt2"):
+        file = tmp_path / f"flat{EXPORTERS[name].suffix}"
+        written = leanconv.export(Flat(), smooth_images(2, 8), file, dynamic=False, check=False)
+        assert (written.format, written.input, written.difference) == (name, (2, 3, 8, 8), None)
+        assert str(written).endswith("not checked")
 
 
 @pytest.fixture
@@ -263,6 +289,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("net.py:build --out there.onnx/a.onnx", "there.onnx' is not a folder you may write to"),
         ("net.py:build --out a.onnx --opset 9", "opset=9 must be a whole number from 17"),
         ("net.py:build --out a.onnx --device cpu", "--device does not go with --format onnx"),
+        ("net.py:build --out a.pt2 --opset 18", "--opset does not go with --format pt2"),
+        (
+            "net.py:build --out a.engine",
+            "none of the endings of exported files; use .onnx (onnx), .pt2 (pt2)",
+        ),
         ("net.py:grey --out a.onnx --size 16", "the network fails on an input of 1 x 3 x 16 x 16"),
         ("empty --out a.onnx", "'empty' has no leanconv.json"),
     ],

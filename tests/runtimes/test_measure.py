@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from leanconv.runtimes.bench.machine import machine, threads_set
-from leanconv.runtimes.bench.measure import LEAST, WINDOW, interleaved, paired_ratio, settled, timing
-from leanconv.runtimes.bench.memory import peak_bytes
+from leanconv.runtimes.bench.measure import LEAST, WINDOW, interleaved, paired_ratio, peak_bytes, settled, timing
 
 
 class FakeClock:

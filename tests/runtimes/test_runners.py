@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import leanconv
-from leanconv.runtimes.bench import runners as runtimes
 from leanconv.runtimes.bench.comparison import bench
-from leanconv.runtimes.bench.runners import RUNTIMES, Conditions
+from leanconv.runtimes.export.formats import EXPORTERS
+from leanconv.runtimes.runners import RUNTIMES, Conditions
 from tests.support.pictures import smooth_images
 
 CPU = Conditions(device=torch.device("cpu"))
+
+
+def test_importing_the_registries_imports_no_library() -> None:
+    """The help of the command is made from them."""
+    script = "import sys, leanconv.runtimes.runners, leanconv.runtimes.export.formats; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "onnx", "onnxruntime", "openvino"} & set(done.stdout.split())
+
+
+def test_importing_leanconv_and_its_target_imports_no_runtime() -> None:
+    script = "import sys, leanconv; leanconv.Target; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "leanconv.runtimes.target" in done.stdout.split()
+    assert "leanconv.runtimes.runners" not in done.stdout.split()
+
+
+def test_every_runtime_says_which_extra_installs_its_libraries() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for known in (*RUNTIMES.values(), *EXPORTERS.values()):
+        for library in known.libraries:
+            assert any(one.startswith(library) for one in extras[known.extra])
 
 
 @pytest.mark.parametrize("name", ["torch", "onnxruntime", "openvino"])
@@ -83,7 +109,7 @@ def test_fused_kernels_are_timed_as_a_runtime(accelerated: tuple[nn.Module, lean
 SIGNALLED = """
 import faulthandler, signal, subprocess, torch
 from torch import nn
-from leanconv.runtimes.bench.runners import RUNTIMES, Conditions
+from leanconv.runtimes.runners import RUNTIMES, Conditions
 faulthandler.enable()  # as pytest and many servers do: signals get a stack of their own
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's data loaders do
 x, conditions = torch.rand(1, 3, 16, 16), Conditions(device=torch.device("cpu"))
@@ -97,6 +123,7 @@ for _ in range(20):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux's signals")
 def test_openvino_leaves_signals_alone() -> None:
     """A process that ends sends a signal, which is handled on the stack that was there before."""
@@ -115,12 +142,12 @@ def test_what_is_not_installed_is_named_with_its_extra(
 
 
 def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch, network: nn.Module) -> None:
-    monkeypatch.setattr(runtimes.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(leanconv.LeanconvError, match=r"C\+\+ compiler"):
         RUNTIMES["torch-compile"].refuse(network, CPU)
 
 
 def test_compiling_on_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch, network: nn.Module) -> None:
-    monkeypatch.setattr(runtimes.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(leanconv.LeanconvError, match="needs Triton"):
         RUNTIMES["torch-compile"].refuse(network, Conditions(device=torch.device("cuda")))

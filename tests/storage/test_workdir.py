@@ -185,9 +185,10 @@ torch.save([result.model.state_dict(), [vars(layer) for layer in result.layers]]
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
 def test_kill_9_and_again(tmp_path: Path) -> None:
-    """Killed for real, twice, at moments that depend on the machine; ``benchmarks/kill.py`` does ten."""
+    """Killed for real, twice, at moments that depend on the machine; ``benchmarks/engine/kill.py`` does ten."""
     root = str(Path(__file__).parents[2])
 
     def start(folder: str | None, out: str) -> subprocess.Popen[bytes]:

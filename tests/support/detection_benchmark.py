@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import tarfile
 from pathlib import Path
 
@@ -14,15 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from benchmarks.detection import run as detection
+from benchmarks.detection import table as detection_table
+from benchmarks.detection import training as detection_training
 from leanconv.images.detection_data import Scenes, find_scenes
 from tests.support.networks import small_features
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
-
-import detection  # noqa: E402
-import detection_table  # noqa: E402
-import detection_training  # noqa: E402
 
 SMALL = ["--size", "64", "--width", "16", "--epochs", "1", "--batch", "2", "--device", "cpu"]
 

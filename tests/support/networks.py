@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models import resnet18
+from torchvision.models.resnet import BasicBlock, ResNet
 
-from leanconv import models
+from benchmarks.common.initialise import initialise
 from leanconv.network.survey import survey
 
 
@@ -43,7 +43,7 @@ def plain_network(widths: tuple[int, ...] = (16, 24, 32, 32), *, batch_norm: boo
 
 def residual_network() -> nn.Module:
     torch.manual_seed(0)
-    network = resnet18(num_classes=10)
+    network = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10)
     network.layer3 = network.layer4 = nn.Identity()
     network.fc = nn.Linear(128, 10)
     return settle_batch_norms(network)
@@ -180,4 +180,4 @@ def small_features() -> nn.Sequential:
     layers: list[nn.Module] = []
     for inputs, outputs in [(3, 8), (8, 12), (12, 16), (16, 20)]:
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
-    return models.initialise(nn.Sequential(*layers))
+    return initialise(nn.Sequential(*layers))

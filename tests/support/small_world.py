@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import leanconv.ranks.latency.run
 import pytest
 import safetensors.torch
 import torch
@@ -28,18 +29,17 @@ from torchvision.models import _api as registry
 from torchvision.models.vgg import VGG, make_layers
 
 import leanconv
-import leanconv.baselines.cp
 import leanconv.cli.common
-import leanconv.ranks.latency.run
 import leanconv.runtimes.bench.comparison
-import leanconv.runtimes.export.onnx
-import leanconv.runtimes.export.pt2
+import leanconv.runtimes.export
 import leanconv.train.finetune
+from benchmarks.common.initialise import initialise
+from benchmarks.peers import cp
 from leanconv import api as _accelerate
 from leanconv import demo, models
 from leanconv.network import source
 from leanconv.ranks.latency.plan import Wish
-from leanconv.runtimes.export.program import Written
+from leanconv.runtimes.export.formats import Written
 from tests.support.pictures import encoded, pack
 from tests.support.scenes import write_coco, write_shard, write_voc
 
@@ -55,6 +55,7 @@ def build():
     )
 """
 DETECTOR = """
+from tests.support.small_world import small_detector
 
 def build():
     return small_detector(num_classes=3)
@@ -75,7 +76,7 @@ def small_vgg16(*, weights: Any = None, num_classes: int = 1000) -> nn.Module:
     network.features = make_layers(widths)  # type: ignore[arg-type]
     network.avgpool = nn.AdaptiveAvgPool2d((7, 7))
     network.classifier = nn.Sequential(nn.Linear(32 * 49, num_classes))
-    return models.initialise(network)
+    return initialise(network)
 
 
 def small_detector(*, weights: Any = None, weights_backbone: Any = None, num_classes: int = 91) -> nn.Module:
@@ -83,7 +84,7 @@ def small_detector(*, weights: Any = None, weights_backbone: Any = None, num_cla
     layers: list[nn.Module] = []
     for inputs, outputs in [(3, 8), (8, 48), (48, 64), (64, 64)]:
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
-    features = models.initialise(nn.Sequential(*layers))
+    features = initialise(nn.Sequential(*layers))
     torch.manual_seed(0)
     return models.faster_rcnn_vgg16(num_classes, features=features, width=24, dropout=0.0, min_size=64, max_size=96)
 
@@ -128,11 +129,12 @@ def once(write: Callable[..., Written]) -> Callable[..., Written]:
     """``write`` for the first network of a shape; its file for every other one of that shape."""
 
     @functools.wraps(write)
-    def again(model: nn.Module, example: torch.Tensor, path: Path, **options: Any) -> Written:
+    def again(model: nn.Module, example: torch.Tensor, path: Path | str, **options: Any) -> Written:
+        path = Path(path)
         given = inspect.signature(write).bind(model, example, path, **options)
         given.apply_defaults()
         shapes = [(name, tuple(value.shape)) for name, value in [*model.state_dict().items(), ("", example)]]
-        key = repr([write.__name__, shapes, list(given.arguments.values())[3:]])
+        key = repr([write.__name__, shapes, path.suffix, list(given.arguments.values())[3:]])
         if key not in WRITTEN:
             WRITTEN[key] = write(model, example, path, **options), path.read_bytes()
         path.write_bytes(WRITTEN[key][1])
@@ -157,14 +159,9 @@ def small_world() -> Iterator[None]:
             patch.setattr(place, "accelerate", cut(_accelerate.accelerate, samples=1000))
         for place in (leanconv, leanconv.train.finetune):
             patch.setattr(place, "finetune", cut(leanconv.train.finetune.finetune, epochs=2))
-        patch.setattr(
-            leanconv.runtimes.bench.comparison,
-            "bench",
-            cut(leanconv.runtimes.bench.comparison.bench, seconds=0.02, batches=2),
-        )
-        patch.setattr(leanconv.runtimes.export.onnx, "write_onnx", once(leanconv.runtimes.export.onnx.write_onnx))
-        patch.setattr(leanconv.runtimes.export.pt2, "write_pt2", once(leanconv.runtimes.export.pt2.write_pt2))
-        patch.setattr(leanconv.baselines.cp, "cp", cut(leanconv.baselines.cp.cp, iterations=2))
+        patch.setattr(leanconv, "bench", cut(leanconv.runtimes.bench.comparison.bench, seconds=0.02, batches=2))
+        patch.setattr(leanconv, "export", once(leanconv.runtimes.export.export))
+        patch.setattr(cp, "cp", cut(cp.cp, iterations=2))
         # Networks as small as these can hardly be had in less time.
         patch.setattr(leanconv.ranks.latency.run, "Wish", lambda **_: Wish(speedup=1.05, latency=None))
         patch.setattr(leanconv.cli.common, "pick_workers", lambda asked: 0)

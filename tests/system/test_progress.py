@@ -1,4 +1,4 @@
-"""Progress: a live table on a terminal, plain lines elsewhere, and a run that does not fail on either."""
+"""Progress: a bar on a terminal, plain lines elsewhere, and a run that does not fail on either."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ from torch import nn
 import leanconv
 import leanconv.pipeline.solve_layers
 from leanconv.calibrate.probes import Probe
-from leanconv.progress import Solved, reporter
-from leanconv.progress.live import OTHER_LINES, layer_lines
-from leanconv.progress.reporter import Forgiving
-from leanconv.progress.stage import Pace, clock
+from leanconv.progress import Pace, SafeFile, reporter
 from tests.support.command import ACCELERATE
 
 # Stages without a network: what is tested is the terminal.
@@ -105,58 +102,57 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "")
 
 
-def test_a_terminal_shows_a_table_with_a_row_a_layer_and_the_state_below() -> None:
+def test_a_terminal_shows_a_line_a_layer_and_a_bar_below() -> None:
     terminal = Terminal(script(3, pause=0.4))
     written = plain(terminal.rest())
     assert terminal.end() == "the end\n"  # stdout was no terminal and is as it was
-    assert re.search(r"layer +scheme +ranks +error", written)
-    assert re.search(r"block\.3\.conv +3d +3 x 7 +0\.125", written)
-    assert re.search(r"solving +\S+ +33 % +0:0\d gone.* 1 of 3 layers", written)
+    assert "leanconv: solving: 3/3 block.3.conv 3d rank 3 x 7, error 0.125\n" in written
+    assert re.search(r"solving +\S+ +33% 0:00:0\d \S+ +1 of 3 layers", written)
     assert "said [/meanwhile]" in written
     assert "leanconv: solving: done in" in written
 
 
-def test_the_table_is_gone_at_the_end_and_the_cursor_is_back() -> None:
+def test_the_bar_is_gone_at_the_end_and_the_cursor_is_back() -> None:
     written = Terminal(script(3)).rest()
     before, _, after = written.rpartition("leanconv: solving: done in")
-    assert "block" not in after
-    # Erased line by line (CSI 2 K), then the cursor is shown again.
+    assert "layers" not in after
+    # Erased (CSI 2 K), then the cursor is shown again.
     assert "\x1b[2K" in before
     assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l")
 
 
-def test_many_layers_show_the_last_ones_that_fit() -> None:
-    layers = [Solved(f"block.{number}.conv", "3d", (number, 7), 0.125) for number in range(150)]
-    lines = layer_lines(layers, 80, 24 - OTHER_LINES)
-    assert len(lines) <= 24 - 2  # the state has a line below, and one is left
-    assert lines[2] == "(132 layers above)"
-    assert lines[-1].split() == ["block.149.conv", "3d", "149", "x", "7", "0.125"]
-    assert len(layer_lines(layers, 80, -3)) == 4  # heads, rule, count, and one layer at least
-
-
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    layers = [Solved("a" * length + ".conv", "3d", (512, 256), 0.5) for length in (1, 30, 100)]
-    lines = layer_lines(layers, width, 20)
-    assert max(map(len, lines)) <= width
-    assert all(".conv" in line for line in lines[2:])  # the end of a name tells layers apart
-    assert lines[2].startswith("a.conv ")
-
-
-def test_a_layer_measured_later_has_one_row() -> None:
-    terminal = Terminal(
-        "from leanconv.progress import Solved, reporter\n"
-        "progress = reporter(True)\n"
-        "for error in (None, 0.25):\n"
-        "    with progress.stage('errors', 1) as stage:\n"
-        "        stage.solved(Solved('conv', 'spatial', (5,), error), 1, 1)\n"
-    )
-    written = plain(terminal.rest())
+def test_the_bar_is_not_wider_than_the_terminal(width: int) -> None:
+    terminal = Terminal(script(3, pause=0.2), columns=width)
+    frames = re.split(r"[\r\n]", terminal.rest())
     terminal.end()
-    assert re.search(r"conv +spatial +5 +-", written)
-    last = written[written.rindex("layer  ") :]
-    assert len(re.findall(r"conv +spatial", last)) == 1
-    assert "0.250" in last
+    states = [line for line in map(plain, frames) if "solving" in line and "leanconv: " not in line]
+    assert states
+    assert max(map(len, states)) <= width
+
+
+FORKED = """
+import os, sys, threading
+from leanconv.progress import reporter
+with reporter(True).stage("solving", 2) as stage:
+    shown = sys.stderr
+    child = os.fork()
+    if child == 0:
+        sys.stderr.write("from a worker")
+        sys.stderr.flush()
+        os._exit(0 if sys.stderr is sys.__stderr__ else 1)
+    assert sys.stderr is shown is not sys.__stderr__
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert sys.stderr is sys.__stderr__
+print(code)
+"""
+
+
+def test_a_process_forked_meanwhile_writes_to_the_terminal_itself() -> None:
+    """It has no bar, and the lock of the bar may be held in it for ever."""
+    terminal = Terminal(FORKED)
+    assert "from a worker" in terminal.rest()
+    assert terminal.end() == "0\n"
 
 
 def test_a_terminal_of_another_size_is_no_matter() -> None:
@@ -205,7 +201,7 @@ def test_an_error_leaves_what_was_solved_on_the_terminal() -> None:
     )
     written = terminal.rest()
     terminal.end()
-    assert "\x1b[2K" not in written[written.rindex("conv") :]
+    assert "leanconv: solving: 1/2 conv 3d rank 5 x 6, error 0.500" in written
     assert "done in" not in written
 
 
@@ -273,7 +269,7 @@ def test_lines_nobody_reads_are_no_matter(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_file_is_forgiven_what_it_cannot_write() -> None:
     raw = io.BytesIO()
     latin = io.TextIOWrapper(raw, encoding="latin-1")  # strict about the rest
-    file = Forgiving(latin)
+    file = SafeFile(latin)
     file.write("é ━ \udcff\n")
     file.flush()
     assert raw.getvalue() == "é ? ?\n".encode("latin-1")
@@ -298,13 +294,14 @@ def test_reporter_without_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_time_left_is_as_long_as_the_steps_so_far_took() -> None:
     pace = Pace(4, started=time.monotonic() - 30)
     assert pace.left is None
-    assert pace.said() == ""
+    assert str(pace) == ""
     pace.done = 3
     assert pace.left == pytest.approx(10, abs=1)
     pace.done = 9  # the number of steps was a guess
-    assert pace.share == 1.0
-    assert pace.said() == ""
-    assert [clock(seconds) for seconds in (0, 59.6, 61, 3661)] == ["0:00", "1:00", "1:01", "1:01:01"]
+    assert pace.left == 0
+    assert str(pace) == ""
+    for seconds, text in ((59.6, "1:00 left"), (61, "1:01 left"), (3661, "1:01:01 left")):
+        assert str(Pace(2, done=1, started=time.monotonic() - seconds)) == text
 
 
 def test_quiet_prints_the_result_alone(place: Path, leanconv_command) -> None:
@@ -376,5 +373,5 @@ def test_an_interrupted_command_says_so(leanconv_command, monkeypatch: pytest.Mo
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("leanconv.cli.doctor_checks.examine", interrupted)
+    monkeypatch.setattr("leanconv.cli.doctor.examine", interrupted)
     assert leanconv_command("doctor") == (130, "", "leanconv: stopped\n")

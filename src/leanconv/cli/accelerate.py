@@ -13,6 +13,7 @@ import typer
 from leanconv.cli import common as given
 from leanconv.cli.json_output import print_json, quietly
 from leanconv.errors import LeanconvError, listing
+from leanconv.runtimes.runners import RUNTIMES, runtime_names
 
 
 def accelerate(
@@ -27,7 +28,7 @@ def accelerate(
     speedup: Annotated[
         float, typer.Option(help="Convolution MACs before / after; with --ranks latency: time before / after.")
     ] = 4.0,
-    scheme: Annotated[str, typer.Option(help="channel, spatial, 3d, or spatial-sgd (a slow baseline).")] = "3d",
+    scheme: Annotated[str, typer.Option(help="channel, spatial or 3d.")] = "3d",
     solver: Annotated[str, typer.Option(help="linear or nonlinear.")] = "nonlinear",
     refine: Annotated[
         str | None,
@@ -56,7 +57,7 @@ def accelerate(
         float | None, typer.Option(help="--ranks latency: milliseconds of the whole network, in place of --speedup.")
     ] = None,
     runtime: Annotated[
-        str | None, typer.Option(help="--ranks latency: what is timed, torch (default), onnxruntime or openvino.")
+        str | None, typer.Option(help=f"--ranks latency: what is timed, {runtime_names(timeable=True)}.")
     ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="--ranks latency: CPU threads of that runtime (1).")
@@ -218,7 +219,7 @@ def _target(
                 raise LeanconvError(f"--{name} goes with --ranks latency only; leave it out or give that.")
         return None
     asked["batch"] = batch
-    if runtime in (None, "torch"):
+    if runtime is None or (runtime in RUNTIMES and RUNTIMES[runtime].device is None):
         asked["device"] = str(given.pick_device(device))
     return {name: value for name, value in asked.items() if value is not None}
 

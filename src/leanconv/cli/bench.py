@@ -11,6 +11,7 @@ from leanconv.cli import common as given
 from leanconv.cli.json_output import print_json
 from leanconv.cli.record import Record, folder_to_record
 from leanconv.errors import LeanconvError
+from leanconv.runtimes.runners import DTYPES, runtime_names
 
 if TYPE_CHECKING:
     from leanconv.cli.networks import Opened
@@ -26,10 +27,7 @@ Other = Annotated[
 ]
 Runtime = Annotated[
     list[str] | None,
-    typer.Option(
-        help="torch (default), torch-compile, torch-cudagraph, torch-kernels, onnxruntime or openvino; may be given "
-        "several times."
-    ),
+    typer.Option(help=f"{runtime_names()}; may be given several times."),
 ]
 Batches = Annotated[
     list[int] | None, typer.Option("--batch", min=1, help="Images a call (1); may be given several times.")
@@ -44,7 +42,7 @@ def bench(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads, for every runtime. Default: torch's.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help=f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}.")] = "float32",
     channels_last: Annotated[bool, typer.Option("--channels-last", help="torch: channels next to each other.")] = False,
     seconds: Annotated[float, typer.Option(help="Time to measure, for each runtime and batch size.")] = 5.0,
     layers: Annotated[bool, typer.Option("--layers", help="Also time every replaced layer, in torch.")] = False,
@@ -70,8 +68,8 @@ def bench(
 
     leanconv bench vgg16 vgg16-4x --record
     """
+    import leanconv
     from leanconv.network.torchvision_detectors import kind_of
-    from leanconv.runtimes.bench.comparison import bench as measure
     from leanconv.storage.records import write_record
 
     folder = folder_to_record([model] if other is None else [model, other]) if record else None
@@ -83,7 +81,7 @@ def bench(
     prepare = prepare.numbers() or prepare
     detectors = any(kind_of(one.model) is not None for one in opened.values())
     side = size or (DETECTOR_SIZE if detectors else prepare.size)
-    found = measure(
+    times = leanconv.bench(
         {name: one.model for name, one in opened.items()},
         shape=(prepare.channels, side, side),
         runtimes=runtime or ["torch"],
@@ -98,11 +96,11 @@ def bench(
         progress=not quiet,
     )
     if folder is not None:
-        write_record(folder, "bench", found.to_json())
+        write_record(folder, "bench", times.to_json())
     if as_json:
-        print_json(found.to_json())
+        print_json(times.to_json())
     else:
-        print(found)
+        print(times)
 
 
 _DETECTOR_NOTE = ["the time of a detector depends on what it finds: give --weights for times that count"]

@@ -8,10 +8,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-from leanconv.errors import LeanconvError, listing
+from leanconv.errors import LeanconvError, Unreadable, listing
 from leanconv.images.find import HELD_OUT, TRAINING
 from leanconv.images.picture import Picture
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from leanconv.images.picture_set import PictureSet
 
 
 class ClassIndices(dict[str, int]):
@@ -49,6 +55,53 @@ def class_indices(pictures: Sequence[Picture], file: Path | None) -> ClassIndice
     indices = ClassIndices({name: index for index, name in enumerate(names)})
     indices.by_order = True
     return indices
+
+
+def class_indices_of_both(
+    training: Sequence[Picture], judged: Sequence[Picture] | None, file: Path | None
+) -> ClassIndices:
+    """The same, of the pictures that are trained on and those that are judged by, which must have the same names."""
+    unlabelled = [picture.name for picture in (*training, *(judged or ())) if picture.label is None]
+    if unlabelled:
+        raise LeanconvError(
+            f"{len(unlabelled)} images lie in no class folder ({listing(unlabelled, 2)}); give a folder a class, or "
+            "--distill ORIGINAL to train without labels."
+        )
+    mapping = class_indices(training, file)
+    if judged is None:
+        return mapping
+    other = class_indices(judged, file)
+    if other.by_order != mapping.by_order:
+        raise LeanconvError(
+            f"the classes are named {listing(list(mapping), 2)} where they are trained on and "
+            f"{listing(list(other), 2)} where they are judged by; name them alike."
+        )
+    if mapping.by_order and (missing := [name for name in other if name not in mapping]):
+        raise LeanconvError(f"there are validation images of {listing(missing, 3)}, and none to train on; give some.")
+    if not mapping.by_order:
+        mapping.update(other)
+    return mapping
+
+
+def class_count(model: nn.Module, pictures: PictureSet) -> int:
+    """How many classes the network tells apart: its answer to the first picture that can be read."""
+    import torch
+
+    from leanconv.evaluation.classification import as_taken, class_scores
+    from leanconv.network.user_model import model_failed
+
+    for number in range(len(pictures)):
+        try:
+            image = pictures[number][0][None]
+        except Unreadable:
+            continue
+        try:
+            with torch.no_grad():
+                output = model(as_taken(model, image))
+        except Exception as error:
+            raise model_failed(error, image) from error
+        return class_scores(output).shape[1]
+    raise LeanconvError(f"none of the {len(pictures)} images could be read; repair or replace them.")
 
 
 def _check_parts(pictures: Sequence[Picture]) -> None:

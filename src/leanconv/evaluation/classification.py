@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
-from leanconv.network.model_error import model_failed
+from leanconv.network.user_model import model_failed
 
 if TYPE_CHECKING:  # training uses this module, and reads no pictures
     from leanconv.evaluation.class_names import ClassIndices

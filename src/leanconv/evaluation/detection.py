@@ -15,8 +15,8 @@ from leanconv.evaluation.classification import as_taken, judging
 from leanconv.evaluation.voc_ap import Answer, difficult_of
 from leanconv.images.detection_data import SceneSet, Target
 from leanconv.images.loading import read_batches
-from leanconv.network.model_error import model_failed
 from leanconv.network.torchvision_detectors import kind_of
+from leanconv.network.user_model import model_failed
 
 KEYS = ("boxes", "labels", "scores")
 # Images of any size, float32 3 x height x width, and as many targets.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from leanconv.errors import LeanconvError, listing, unknown_name, whole
-
-RUNTIMES = ("torch", "onnxruntime", "openvino")
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +14,8 @@ class Target:
     """What ``ranks="latency"`` times: one call of the whole network, and single layers at the sizes they have in it.
 
     Attributes:
-        runtime: ``"torch"`` (operation by operation), ``"onnxruntime"`` or ``"openvino"``.
+        runtime: ``"torch"`` (operation by operation), ``"onnxruntime"`` or ``"openvino"``: each that is ``timeable`` in
+            ``leanconv.runtimes.runners``.
         device: for example ``"cpu"`` or ``"cuda"``. Default: where the model is for torch, the CPU for the others.
         threads: CPU threads of the runtime. One by default: what is fast on one thread is fast on each of many.
         batch: images a call.
@@ -29,21 +27,22 @@ class Target:
         onnxruntime on cpu, 1 thread, batch 1, float32
     """
 
-    runtime: Literal["torch", "onnxruntime", "openvino"] = "torch"
+    runtime: str = "torch"
     device: str | None = None
     threads: int = 1
     batch: int = 1
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.runtime not in RUNTIMES:
-            raise unknown_name(str(self.runtime), RUNTIMES, what="runtime", where="target")
+        from leanconv.runtimes.runners import DTYPES, RUNTIMES  # here: importing leanconv loads no runner
+
+        timeable = [name for name, runner in RUNTIMES.items() if runner.timeable]
+        if self.runtime not in timeable:
+            raise unknown_name(str(self.runtime), timeable, what="runtime", where="target")
         if self.dtype not in DTYPES:
             raise LeanconvError(f"dtype={self.dtype!r} of the target is not known; use {listing(DTYPES)}.")
-        if self.device is None and self.runtime != "torch":
-            object.__setattr__(self, "device", "cpu")
-        if self.device is not None:
-            object.__setattr__(self, "device", str(self.device))
+        device = RUNTIMES[self.runtime].device if self.device is None else str(self.device)
+        object.__setattr__(self, "device", device)
         object.__setattr__(self, "threads", whole("threads", self.threads, 1))
         object.__setattr__(self, "batch", whole("batch", self.batch, 1))
 

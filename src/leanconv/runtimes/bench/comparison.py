@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError, listing, unknown_name, whole
-from leanconv.network.model_error import model_failed
 from leanconv.network.survey import survey
 from leanconv.network.torchvision_detectors import kind_of
-from leanconv.network.user_model import check_model, copied, parse_device, untouched_rng
+from leanconv.network.user_model import check_model, copied, model_failed, parse_device
 from leanconv.progress import reporter
 from leanconv.runtimes.bench.layers import LayerTime, layer_times, replaced
 from leanconv.runtimes.bench.machine import machine, threads_set
-from leanconv.runtimes.bench.measure import interleaved, paired_ratio, timing
-from leanconv.runtimes.bench.memory import CPU, GPU, peak_bytes
+from leanconv.runtimes.bench.measure import MEMORY, interleaved, paired_ratio, peak_bytes, timing
 from leanconv.runtimes.bench.report import Bench, Measurement
-from leanconv.runtimes.bench.runners import DTYPES, RUNTIMES, Conditions, handed, placed
+from leanconv.runtimes.runners import DTYPES, RUNTIMES, Conditions, Runner
+from leanconv.runtimes.runners.torch import Torch, placed_input, placed_model
+from leanconv.system.random_state import untouched_rng
 
 
 def bench(
@@ -64,7 +64,7 @@ def bench(
                 for batch in sizes:
                     stage.label(f"{name}, batch {batch}")
                     measurements.append(
-                        _measured(name, networks, _example(networks, batch, shape), conditions, seconds)
+                        _measured(RUNTIMES[name], networks, _example(networks, batch, shape), conditions, seconds)
                     )
                     stage.advance()
         by_layer: dict[int, list[LayerTime]] = {}
@@ -86,7 +86,7 @@ def bench(
         },
         measurements=measurements,
         macs=macs,
-        memory_kind=GPU if place.type == "cuda" else CPU,
+        memory_kind=MEMORY["cuda" if place.type == "cuda" else "cpu"],
         layers=by_layer,
         notes=tuple(notes),
     )
@@ -109,7 +109,7 @@ def _check(
         raise LeanconvError(f"dtype={dtype!r} is not known; use {listing(DTYPES)}.")
     if not 0 < seconds < math.inf:
         raise LeanconvError(f"seconds={seconds!r} must be above 0.")
-    if layers and (len(networks) < 2 or kinds != {None} or "torch" not in runtimes):
+    if layers and (len(networks) < 2 or kinds != {None} or Torch.name not in runtimes):
         raise LeanconvError(
             "layers are timed for two networks that are no detectors, in the runtime torch; leave --layers out."
         )
@@ -128,7 +128,7 @@ def _macs(networks: Mapping[str, nn.Module], shape: tuple[int, int, int]) -> dic
     for name, network in networks.items():
         plain = copied(network, share=True).eval()
         weight = next(plain.parameters(), torch.zeros(()))
-        sample = handed(image, Conditions(device=weight.device))
+        sample = placed_input(image, Conditions(device=weight.device))
         try:
             with torch.no_grad():
                 if not isinstance(sample, Tensor):
@@ -143,18 +143,15 @@ def _macs(networks: Mapping[str, nn.Module], shape: tuple[int, int, int]) -> dic
 
 
 def _measured(
-    runtime: str, networks: Mapping[str, nn.Module], example: Any, conditions: Conditions, seconds: float
+    runner: Runner, networks: Mapping[str, nn.Module], example: Any, conditions: Conditions, seconds: float
 ) -> Measurement:
-    runner = RUNTIMES[runtime]
     calls = {name: runner.prepare(network, example, conditions) for name, network in networks.items()}
     rounds = interleaved(calls, seconds=seconds, finish=_finish(conditions.device))
-    memory = {name: _memory(runtime, network, example, calls[name], conditions) for name, network in networks.items()}
-    if runtime == "torch-compile":
-        # Compiled code is kept by the forward it was made from; eight of one forward and torch compiles no more.
-        torch.compiler.reset()
+    memory = {name: _memory(runner, network, example, calls[name], conditions) for name, network in networks.items()}
+    runner.clear()
     first, *rest = rounds.times.values()
     return Measurement(
-        runtime=runtime,
+        runtime=runner.name,
         batch=len(example),
         times={name: timing(times) for name, times in rounds.times.items()},
         memory=memory,
@@ -165,25 +162,25 @@ def _measured(
 
 
 def _memory(
-    runtime: str, network: nn.Module, example: Any, call: Callable[[], Any], conditions: Conditions
+    runner: Runner, network: nn.Module, example: Any, call: Callable[[], Any], conditions: Conditions
 ) -> int | None:
     """None where torch does not see it: in other libraries, in recorded graphs, in compiled code on a CPU."""
-    gpu = conditions.device.type == "cuda"
-    if runtime == "torch" or (runtime in ("torch-compile", "torch-kernels") and gpu):
-        where = replace(conditions, device=torch.device("cpu")) if gpu else conditions
-        return peak_bytes(placed(network, where), handed(example, where), call, conditions.device)
-    return None
+    if not runner.shows_memory(conditions.device):
+        return None
+    # Where a GPU's allocator counts, only the sizes of the weights matter: no second copy on the GPU.
+    host = replace(conditions, device=torch.device("cpu"))
+    return peak_bytes(placed_model(network, host), placed_input(example, host), call, conditions.device)
 
 
 def _layers(
     networks: Mapping[str, nn.Module], example: Tensor, conditions: Conditions, seconds: float, progress: bool
 ) -> list[LayerTime]:
-    original, accelerated = (placed(network, conditions) for network in networks.values())
+    original, accelerated = (placed_model(network, conditions) for network in networks.values())
     with reporter(progress).stage("timing layers", len(replaced(original, accelerated))) as stage:
         return layer_times(
             original,
             accelerated,
-            handed(example, conditions),
+            placed_input(example, conditions),
             seconds=seconds,
             finish=_finish(conditions.device),
             step=stage.advance,

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from leanconv.runtimes.runners import RUNTIMES
+
 
 def machine(device: torch.device, threads: int) -> dict[str, Any]:
     """The machine as it is now, as plain data."""
@@ -24,7 +26,7 @@ def machine(device: torch.device, threads: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    for library in ("onnxruntime", "openvino"):
+    for library in dict.fromkeys(library for runner in RUNTIMES.values() for library in runner.libraries):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[library] = importlib.metadata.version(library)
     return found

@@ -1,16 +1,21 @@
-"""Times of several callables taken in turns, and what can be said about them: median, interval, noise."""
+"""What a call costs: times of several callables in turns, with median, interval and noise, and peak memory."""
 
 from __future__ import annotations
 
 import random
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from leanconv.network.user_model import quiet_collector
+from leanconv.system.process_memory import quiet_collector
 
 # Rounds measured: at least, so that an interval means something; at most, beyond which it hardly narrows.
 LEAST, MOST = 5, 2000
@@ -20,6 +25,11 @@ WINDOW, FALL, WARM_UP = 3, 0.05, 30
 NOISY = 0.1
 RESAMPLES = 2000
 LEVEL = 0.95
+# What is counted as peak memory, by the type of the device.
+MEMORY = {
+    "cuda": "torch's allocator: weights, and what one call adds at its peak",
+    "cpu": "tensors alive at once in torch: weights, input and activations; no workspace of the convolution library",
+}
 
 
 @dataclass(frozen=True)
@@ -145,3 +155,64 @@ def _draws(rounds: int, seed: int) -> Any:
 def _middle(values: Any) -> tuple[float, float]:
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+def peak_bytes(model: nn.Module, example: Any, call: Any, device: torch.device) -> int:
+    """Peak memory of ``call``, which runs ``model`` on ``example``.
+
+    On a GPU torch's allocator knows it. On a CPU the peak of the process says little: it never falls, it holds both
+    networks, and memory freed by one call is used again by the next. What is counted there instead are the tensors
+    alive at the same time, weights and input included; it is the same on every run. What a convolution borrows inside
+    one call is not seen.
+    """
+    own = _bytes([*model.parameters(), *model.buffers()])
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        # The other network lies in the same memory and is not counted.
+        return own + torch.cuda.max_memory_allocated(device) - before
+    own += _bytes([leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)])
+    living = _Living()
+    with torch.no_grad(), living:
+        model(example)
+    return own + living.peak
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+class _Living(TorchDispatchMode):
+    """Bytes of the storages that operations made and that are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                # A view or an in-place result lives in the memory of what it was made from.
+                if storage._cdata not in given and storage._cdata not in self._known:
+                    self._add(storage)
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self._known.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+        def gone() -> None:
+            self._known.discard(key)
+            self.now -= size
+
+        weakref.finalize(storage, gone).atexit = False

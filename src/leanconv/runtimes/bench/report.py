@@ -7,6 +7,7 @@ from typing import Any
 
 from leanconv.runtimes.bench.layers import LayerTime
 from leanconv.runtimes.bench.measure import NOISY, Ratio, Timing
+from leanconv.runtimes.runners import RUNTIMES
 from leanconv.system.text_table import table
 
 
@@ -162,6 +163,7 @@ def _machine_line(machine: dict[str, Any], conditions: dict[str, Any]) -> str:
         parts.append(f"load {machine['load']:.1f} before")
     parts.append(f"torch {machine['torch']}")
     used = conditions["runtimes"]
-    parts += [f"{name} {machine[name]}" for name in ("onnxruntime", "openvino") if name in used and name in machine]
+    libraries = dict.fromkeys(library for name in used for library in RUNTIMES[name].libraries)
+    parts += [f"{library} {machine[library]}" for library in libraries if library in machine]
     parts.append(conditions["dtype"] + (", channels-last" if conditions["channels_last"] else ""))
     return "; ".join([", ".join(parts[:-1]), f"{parts[-1]}, {conditions['input']}"])

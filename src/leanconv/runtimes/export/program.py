@@ -7,38 +7,81 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from leanconv.errors import LeanconvError, warn
+from leanconv.errors import LeanconvError, warn, whole
 from leanconv.network.torchvision_detectors import kind_of
-from leanconv.network.user_model import check_model, copied
-from leanconv.runtimes.export.trial import Failed, said, tensors
+from leanconv.network.user_model import check_model, copied, parse_device
+from leanconv.runtimes.export.formats import Exporter, Written
+from leanconv.runtimes.export.trial import Failed, compare, inputs, said, tensors
+from leanconv.runtimes.libraries import load
+from leanconv.system.atomic_files import cannot_write, check_absent, part_beside
 
 T = TypeVar("T")
 # Names of the axes behind batch and channels, by how many an input has.
 SIZES = {3: ("length",), 4: ("height", "width"), 5: ("depth", "height", "width")}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """A file, and what is known about it."""
+def write_file(
+    exporter: Exporter,
+    model: nn.Module,
+    example: Tensor,
+    path: Path,
+    device: torch.device | str | None,
+    opset: int | None,
+    dynamic: bool,
+    check: bool,
+) -> Written:
+    """``export`` in the format of ``exporter``: with as many free axes as the network allows."""
+    for library in exporter.libraries:
+        load(library, exporter.extra)
+    options = (
+        {} if exporter.opset is None else {"opset": exporter.opset if opset is None else whole("opset", opset, 17)}
+    )
+    place = None if device is None else parse_device(device)
+    with new_file(path) as file:
+        network, example = exporter.module.prepare(model, example, place, check)
 
-    path: Path
-    format: str
-    input: tuple[int | str, ...]  # free axes by name
-    dtype: str
-    checked: tuple[tuple[int, ...], ...]  # shapes it was run on
-    difference: float | None  # largest relative one from the network in torch, where it was checked
-    opset: int | None = None
+        def attempt(free: dict[int, str]) -> Written:
+            tried = inputs(network, example, free) if check else []
+            answers = exporter.module.write(network, example, free, file, tried, **options)
+            return Written(
+                path=path,
+                format=exporter.name,
+                input=tuple(free.get(axis, size) for axis, size in enumerate(example.shape)),
+                dtype=str(example.dtype).removeprefix("torch."),
+                checked=tuple(tuple(x.shape) for x in tried),
+                difference=compare(network, answers, tried) if check else None,
+                **options,
+            )
 
-    def to_json(self) -> dict[str, Any]:
-        size = self.path.stat().st_size
-        return vars(self) | {"path": str(self.path), "bytes": size}
+        return freest(example, exporter.title, attempt, batch=dynamic, sizes=check and exporter.free_sizes)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Where to write. What lies there at the end is moved to ``path`` and beside it; on an error all of it is gone."""
+    try:
+        with part_beside(path) as part:
+            yield part / path.name
+            _move(part, path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def _move(part: Path, path: Path) -> None:
+    # The file itself last: whoever waits for it finds what it refers to.
+    files = sorted(part.iterdir(), key=lambda file: file.name == path.name)
+    for file in files:
+        check_absent(path.with_name(file.name))
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    for file in files:
+        os.rename(file, path.with_name(file.name))
 
 
 def prepared(
@@ -127,10 +170,6 @@ def _drop_stand_ins(program: torch.export.ExportedProgram) -> None:
 
 def _listed(free: dict[int, str]) -> str:
     return f"a free {', '.join(free.values())}" if free else "all axes fixed"
-
-
-def shape_of(example: Tensor, free: dict[int, str]) -> tuple[int | str, ...]:
-    return tuple(free.get(axis, size) for axis, size in enumerate(example.shape))
 
 
 @contextlib.contextmanager

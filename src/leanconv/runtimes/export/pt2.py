@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from leanconv.runtimes.export.file_name import new_file
-from leanconv.runtimes.export.program import Written, freest, prepared, quiet, shape_of, traced
-from leanconv.runtimes.export.trial import Failed, compare, inputs, said, tensors
+from leanconv.runtimes.export.program import prepared, quiet, traced
+from leanconv.runtimes.export.trial import Failed, compare, said, tensors
 
 # Python started with -I finds neither the user's files nor, with this, leanconv: what loads here loads in plain torch.
 ELSEWHERE = """
@@ -29,44 +29,26 @@ torch.save([[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] for leav
 """
 
 
-def to_pt2(model: nn.Module, example: Tensor, path: str | Path) -> Path:
-    """Write ``model`` to a new file ``path`` (.pt2), which ``torch.export.load(path).module()`` runs without leanconv.
-
-    ``example``: a batch of images of the usual size. Device and dtype stay the network's. The batch is free and, where
-    the network allows, height and width are.
-    """
-    return write_pt2(model, example, Path(path)).path
+def prepare(model: nn.Module, example: Tensor, device: torch.device | None, check: bool) -> tuple[nn.Module, Tensor]:
+    return prepared(model, example, device=device)
 
 
-def write_pt2(model: nn.Module, example: Tensor, path: Path) -> Written:
-    """``to_pt2``, with what is known about the file."""
-    with new_file(path, "pt2") as part:
-        network, example = prepared(model, example)
-
-        def attempt(free: dict[int, str]) -> Written:
-            program = traced(network, example, free)
-            tried = inputs(network, example, free)
-            module = program.module()
-            # Here first: where axes turn out not to be free, another process need not find out.
-            compare(network, lambda x: tensors(module(x)), tried)
-            try:
-                with quiet():
-                    torch.export.save(program, part)
-            except OSError:
-                raise
-            except Exception as error:
-                raise Failed(f"torch.export cannot save it ({said(error)})") from error
-            answers = iter(_elsewhere(part, tried))
-            return Written(
-                path=path,
-                format="pt2",
-                input=shape_of(example, free),
-                dtype=str(example.dtype).removeprefix("torch."),
-                checked=tuple(tuple(x.shape) for x in tried),
-                difference=compare(network, lambda x: next(answers), tried),
-            )
-
-        return freest(example, "the .pt2 file", attempt)
+def write(
+    network: nn.Module, example: Tensor, free: dict[int, str], file: Path, tried: list[Tensor]
+) -> Callable[[Tensor], list[Tensor]]:
+    program = traced(network, example, free)
+    module = program.module()
+    # Compared here first: where axes turn out not to be free, another process need not find out.
+    compare(network, lambda x: tensors(module(x)), tried)
+    try:
+        with quiet():
+            torch.export.save(program, file)
+    except OSError:
+        raise
+    except Exception as error:
+        raise Failed(f"torch.export cannot save it ({said(error)})") from error
+    answers = iter(_elsewhere(file, tried) if tried else [])
+    return lambda x: next(answers)
 
 
 def _elsewhere(program: Path, tried: list[Tensor]) -> list[list[Tensor]]:
