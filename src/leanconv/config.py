@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from leanconv.errors import LeanconvError, whole
 from leanconv.forms import Scheme, as_scheme
@@ -18,6 +18,7 @@ from leanconv.system.fields import check_fields, one_of, option
 Solver = Literal["linear", "nonlinear"]
 Layers = Literal["conv", "all"]
 Refine = Literal["none", "closed-form", "distill"]
+REFINE: tuple[str, ...] = get_args(Refine)
 
 # Positions looked at a layer, where it is to be found out how many it needs.
 MOST = 200_000
@@ -38,7 +39,7 @@ def _scheme(name: str, value: Any) -> str:
 
 def _speedup(name: str, value: Any) -> float:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (is_number and (1 < value < 1e9 or math.isnan(value))):
+    if not (is_number and (1 < value < 1e9 or value is math.nan)):
         raise LeanconvError(f"speedup={value!r} must be a number above 1, for example 4.0.")
     return float(value)
 
