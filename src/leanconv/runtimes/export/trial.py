@@ -77,10 +77,8 @@ def compare(model: nn.Module, other: Callable[[Tensor], Sequence[Tensor]], tried
         if [tuple(a.shape) for a in answers] != [tuple(a.shape) for a in expected]:
             raise Failed(f"the file's answers to {shape} have other shapes than the network's")
         for a, b in zip(answers, expected, strict=True):
-            off, allowed = (
-                _difference(a, b),
-                CLOSE if not b.is_floating_point() else max(CLOSE, 4 * torch.finfo(b.dtype).eps),
-            )
+            off = _difference(a, b)
+            allowed = max(CLOSE, 4 * torch.finfo(b.dtype).eps) if b.is_floating_point() else CLOSE
             if not off <= allowed:
                 raise Failed(f"the file's answers to {shape} are {off:.1e} off, above {allowed:.0e}")
             largest = max(largest, off)
