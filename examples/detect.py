@@ -3,8 +3,8 @@
     python examples/detect.py street.jpg --images photos/ --speedup 3 --out street.png
     python examples/detect.py street.jpg --model detector.safetensors --images VOC/train-0.tar --out street.png
 
---model is one of torchvision's detectors, with its trained weights or those of --weights, or a file that
-`benchmarks/detection.py train` wrote. --images are pictures to accelerate with: a folder, a .tar file, a pattern.
+--model is one of torchvision's detectors, with its trained weights or those of --weights, or a file written by
+`python -m benchmarks.detection.run train`. --images are pictures to accelerate with: a folder, a .tar file, a pattern.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ COLOURS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9
 def detector_of(name: str, weights: str | None) -> tuple[nn.Module, Sequence[str]]:
     """The detector and the names of its labels, from 0."""
     if Path(name).suffix == ".safetensors":
-        sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-        from detection_training import load
+        sys.path.append(str(Path(__file__).parents[1]))
+        from benchmarks.detection.training import load
 
         detector, about = load(Path(name))
         return detector, ["background", *about["classes"]]

@@ -1,56 +1,21 @@
-"""Networks and data the tests share."""
+"""Fixtures that the tests of several rooms share."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import leanconv
+from tests.support.command import NETWORK, call
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images, write_picture
+from tests.support.scenes import scenes  # noqa: F401
 
 torch.set_num_threads(1)
-
-
-def settle_batch_norms(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give batch norms statistics that folding can get wrong."""
-    generator = torch.Generator().manual_seed(seed)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-            size = module.num_features
-            module.running_mean = torch.randn(size, generator=generator) * 0.1
-            module.running_var = torch.rand(size, generator=generator) + 0.5
-            module.weight.data = torch.rand(size, generator=generator) + 0.5
-            module.bias.data = torch.randn(size, generator=generator) * 0.1
-    return model.eval()
-
-
-def plain_network(widths: tuple[int, ...] = (16, 24, 32, 32), *, batch_norm: bool = True) -> nn.Module:
-    """VGG in small: 3 x 3 convolutions, batch norm, ReLU in place, 10 classes."""
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    channels = 3
-    for number, width in enumerate(widths):
-        layers.append(nn.Conv2d(channels, width, 3, padding=1))
-        if batch_norm:
-            layers.append(nn.BatchNorm2d(width))
-        layers.append(nn.ReLU(inplace=True))
-        if number == 1:
-            layers.append(nn.MaxPool2d(2))
-        channels = width
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
-    return settle_batch_norms(nn.Sequential(*layers))
-
-
-def smooth_images(count: int = 24, size: int = 16, channels: int = 3, seed: int = 0) -> Tensor:
-    """Noise with some structure, so that responses have a falling spectrum."""
-    generator = torch.Generator().manual_seed(seed)
-    coarse = torch.randn(count, channels, size // 4, size // 4, generator=generator)
-    fine = torch.randn(count, channels, size, size, generator=generator)
-    return nn.functional.interpolate(coarse, size=(size, size), mode="bilinear") + 0.3 * fine
-
-
-def relative(a: Tensor, b: Tensor) -> float:
-    return float(((a - b).norm() / b.norm()).detach())
 
 
 @pytest.fixture
@@ -66,3 +31,22 @@ def pictures() -> Tensor:
 @pytest.fixture(scope="module")
 def accelerated() -> leanconv.Accelerated:
     return leanconv.accelerate(plain_network(), smooth_images(24), 2.0, samples=1000, progress=False)
+
+
+@pytest.fixture
+def leanconv_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], tuple[int, str, str]]:
+    """``leanconv ARGUMENTS`` in this process: its exit code, what it printed, and its errors."""
+    return lambda arguments: call(arguments, monkeypatch, capsys)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a network in net.py and eight photos in photos/."""
+    (tmp_path / "net.py").write_text(NETWORK)
+    for label in ("cat", "dog"):
+        for number in range(4):
+            write_picture(tmp_path / "photos" / label / f"{number}.png", 30 + 60 * number)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

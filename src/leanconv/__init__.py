@@ -10,8 +10,16 @@ from leanconv.errors import LeanconvError
 
 if TYPE_CHECKING:
     from leanconv import models
-    from leanconv.api import accelerate, reachable
+    from leanconv.api import accelerate, analyze, reachable
+    from leanconv.config import Distill
+    from leanconv.evaluation.api import evaluate
+    from leanconv.forms.channel import Channel
+    from leanconv.forms.spatial import Spatial
+    from leanconv.forms.three_d import ThreeD
     from leanconv.kernels.optimize import optimize_
+    from leanconv.pipeline.analysis import Analysis
+    from leanconv.pipeline.plan import Plan
+    from leanconv.ranks.latency.selector import Latency
     from leanconv.result import Accelerated, LayerReport
     from leanconv.runtimes.bench.comparison import bench
     from leanconv.runtimes.export import export
@@ -21,14 +29,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accelerated",
+    "Analysis",
+    "Channel",
+    "Distill",
     "FineTuned",
+    "Latency",
     "LayerReport",
     "LeanconvError",
     "Measured",
+    "Plan",
+    "Spatial",
     "Target",
+    "ThreeD",
     "__version__",
     "accelerate",
+    "analyze",
     "bench",
+    "evaluate",
     "export",
     "finetune",
     "load",
@@ -41,9 +58,18 @@ __all__ = [
 # torch takes seconds to import; `leanconv --help` must not wait for it.
 _WHERE = {
     "accelerate": "leanconv.api",
+    "analyze": "leanconv.api",
+    "Analysis": "leanconv.pipeline.analysis",
+    "Plan": "leanconv.pipeline.plan",
+    "Distill": "leanconv.config",
+    "Latency": "leanconv.ranks.latency.selector",
+    "Channel": "leanconv.forms.channel",
+    "Spatial": "leanconv.forms.spatial",
+    "ThreeD": "leanconv.forms.three_d",
     "reachable": "leanconv.api",
     "Accelerated": "leanconv.result",
     "LayerReport": "leanconv.result",
+    "evaluate": "leanconv.evaluation.api",
     "FineTuned": "leanconv.train.finetune",
     "finetune": "leanconv.train.finetune",
     "load": "leanconv.storage.folder",

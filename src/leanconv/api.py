@@ -1,45 +1,42 @@
-"""The one call."""
+"""The one call, and its stages."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from leanconv.calibrate.batches import Batches, take
-from leanconv.calibrate.detections import Detections
-from leanconv.calibrate.image_arguments import check_images
-from leanconv.calibrate.memory import Memory, device_share, parse_memory
-from leanconv.calibrate.prefetch import SHARE, travelling
-from leanconv.calibrate.processes import Team
-from leanconv.config import Method, Options, Refine
-from leanconv.kernels.optimize import Kernels, apply, check_kernels
-from leanconv.network.torchvision_detectors import kind_of, seen_as_detector, seen_as_tensors
-from leanconv.network.user_model import check_model, copied, device_of, parse_device, quiet_collector, untouched_rng
-from leanconv.pipeline.engine import Engine
-from leanconv.pipeline.run import Job
-from leanconv.progress import reporter
+from leanconv.calibrate.memory import parse_memory
+from leanconv.config import Distill, Options, Refine
+from leanconv.forms import Form
+from leanconv.pipeline.analysis import Analysis, analyze_model, reachable_speedup
+from leanconv.pipeline.session import Session
+from leanconv.ranks.select import Merit
+from leanconv.ranks.selector import RankSelector
 from leanconv.result import Accelerated
-from leanconv.runtimes.target import Target
-from leanconv.storage.workdir import Workdir, digest_of_images, digest_of_model
-from leanconv.system.malloc import heap_at_hand
-from leanconv.system.stage_clock import Clock
-from leanconv.train.distill import are_few, check_distillable, check_examples, distilled, joined, put_aside
+
+# Arguments of earlier releases, and what to write in their place.
+OLD = {
+    "steps": "refine=leanconv.Distill(steps=...)",
+    "sweeps": "scheme=leanconv.ThreeD(sweeps=...)",
+    "target": "ranks=leanconv.Latency(target=...)",
+    "latency": "ranks=leanconv.Latency(ms=...)",
+    "kernels": "leanconv.optimize_(result.model)",
+}
 
 
 def accelerate(
     model: nn.Module,
     images: Iterable[Any],
     speedup: float = 4.0,
-    scheme: Method = "3d",
+    scheme: str | Form | Iterable[str | Form] = "3d",
     solver: Literal["linear", "nonlinear"] = "nonlinear",
     asymmetric: bool = True,
-    ranks: Literal["uniform", "energy", "sensitivity", "latency"] | Mapping[str, Any] = "energy",
+    ranks: str | Mapping[str, Any] | RankSelector | Merit = "energy",
     skip: Iterable[str] | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
@@ -47,15 +44,11 @@ def accelerate(
     workdir: str | os.PathLike[str] | None = None,
     *,
     layers: Literal["conv", "all"] = "conv",
+    part: str | None = None,
     samples: int | Literal["auto"] = 50_000,
     memory: int | str | None = None,
-    part: str | None = None,
-    refine: Refine | None = None,
-    steps: int | None = None,
-    sweeps: int = 0,
-    target: Target | None = None,
-    latency: float | None = None,
-    kernels: Kernels = "none",
+    refine: Refine | Distill | None = None,
+    **old: Any,
 ) -> Accelerated:
     """Return a network that does the work of ``model`` with ``speedup`` times fewer multiply-accumulates.
 
@@ -66,15 +59,17 @@ def accelerate(
         speedup: convolution MACs before / after. Met exactly: ``speedup <= achieved < 1.02 * speedup``. With
             ``ranks="latency"``: time of the whole network before / after, as measured.
         scheme: ``"channel"`` (k x k, d') + (1 x 1, d); ``"spatial"`` (k x 1, d'') + (1 x k, d), weights only;
-            ``"3d"`` (k x 1, d'') + (1 x k, d') + (1 x 1, d); ``"spatial-sgd"``: like spatial, its filters then trained
-            to give the original's responses (a baseline: it is slow).
+            ``"3d"`` (k x 1, d'') + (1 x k, d') + (1 x 1, d). ``ThreeD(sweeps=3)``: both halves of every split are
+            fitted in turns to the original's responses before a layer is solved, in place of the split that is best
+            for the filters alone; one more pass of 512 images, and the time of the sums. Or a tuple of forms.
         solver: ``"linear"`` fits responses; ``"nonlinear"`` fits what is left of them behind the activation.
         asymmetric: fit each layer to the input the layers already accelerated give it, so errors do not pile up.
         ranks: ``"energy"`` keeps the largest product of PCA energies; ``"uniform"`` gives every layer the same
             speed-up; ``"sensitivity"`` measures what approximating every layer alone does to the network's output and
-            chooses forms and ranks that together change it least; ``"latency"`` times the forms of every layer on
-            ``target`` and keeps the most energy in that time; or ranks by hand, ``{"layer": d'}``
-            (``(d'', d')`` for 3d), and ``speedup`` is not used.
+            chooses forms and ranks that together change it least; ``"latency"``, or ``Latency(ms=20,
+            target=Target(...))``, times the forms of every layer on a target and keeps the most energy in that time;
+            ranks by hand, ``{"layer": d'}`` (``(d'', d')`` for 3d), and ``speedup`` is not used; a selector of yours,
+            or a function ``merit(candidate, choice)`` whose sum over the layers is to be largest.
         skip: names of layers to leave alone. Default: the first convolution. ``[]`` skips nothing.
         seed: chooses the sampled positions. Same seed, same machine: same result, bit for bit.
         device: where to compute; default: where the model is.
@@ -98,18 +93,8 @@ def accelerate(
             ``"distill"`` (any scheme) does so and then trains the network on the images, without labels, to have the
             original's feature maps: on a tenth of them it is judged, and the best that was seen there is kept. Of fewer
             than 500 images the layers are not fitted to that tenth either. Much longer; how it went is in
-            ``result.training``.
-        steps: for ``refine="distill"``, steps of training at most, to the end of an epoch: it ends where images held
-            out gain no more. Default: about 1,200, in at most 100 epochs.
-        sweeps: for 3d, how many times the (k x 1) and the (1 x k) filters of every split are fitted in turns to the
-            original's responses before the layer is solved, in place of the split that is best for the filters
-            alone. 3 are enough. Ranks are chosen as without. One more pass of 512 images, and the time of the sums.
-        target: for ``ranks="latency"``, what is timed: runtime, device, threads, batch and dtype. Default: torch where
-            the model is, one thread, one image.
-        latency: for ``ranks="latency"``, milliseconds the whole network is to take, in place of ``speedup``.
-        kernels: ``"auto"`` ends with ``optimize_(result.model)`` where the network is on an NVIDIA GPU and Triton is
-            installed. The result is saved as it is without: what is stored are the factors.
-
+            ``result.training``. ``Distill(steps=1200)``: steps of training at most, to the end of an epoch; it ends
+            where images held out gain no more.
     One of torchvision's detectors takes batches that are lists of images (3 x H x W, any sizes). What lies behind its
     proposals is fitted on the same boxes in both networks: those of the original.
 
@@ -128,6 +113,12 @@ def accelerate(
         >>> result.model(images).shape
         torch.Size([16, 36])
     """
+    kernels = old.pop("kernels", "none")
+    for name in old:
+        if name not in OLD:
+            raise TypeError(f"accelerate() got an unexpected keyword argument {name!r}")
+    for name in [*old, *(["kernels"] if kernels != "none" else [])]:
+        warnings.warn(f"{name}= is going; write {OLD[name]} instead.", FutureWarning, stacklevel=2)
     options = Options.check(
         speedup=speedup,
         scheme=scheme,
@@ -140,111 +131,60 @@ def accelerate(
         seed=seed,
         part=part,
         refine=refine,
-        steps=steps,
-        sweeps=sweeps,
-        target=target,
-        latency=latency,
+        **old,
     )
     limit = parse_memory(memory)
-    check_kernels(kernels)
-    with _entered(model, options, device) as place:
-        team = Team(place)
-        clock = Clock(place)
-        with team.ending_all(), travelling(place) as travel:
-            share = device_share(place, limit)
-            with clock.stage("preparing"):
+    session = Session(model, device, options.seed, progress=progress, workdir=workdir, limit=limit)
+    with analyze_model(model, images, options, session, last=True) as analysis:
+        plan = analysis.plan(speedup, ranks, asymmetric=asymmetric)
+        result = analysis.apply(plan, solver=solver, asymmetric=asymmetric, refine=refine)
+    if kernels != "none":
+        from leanconv.kernels.optimize import apply, check_kernels
 
-                def set_out(batches: Batches) -> None:
-                    if not (options.refine == "distill" and are_few(batches.images)):  # some will not take part
-                        travel.send(batches, int(SHARE * min(share, device_share(place, None))))
-
-                given, job = _prepared(model, images, options, place, team, set_out)
-                batches, judges = given, None
-                if options.refine == "distill" and are_few(given.images):
-                    batches, judges = put_aside(given, options.seed)
-                team.same("arguments", [options.to_json(), workdir is None])
-                team.same("images", batches.images)
-                if team.world > 1:
-                    team.same("weights", digest_of_model(model))
-            with _opened(workdir, team) as work:
-                if workdir is not None:
-                    with clock.stage("opening the workdir"):
-                        _begin(work, model, given, batches, options, team, place)
-                del given  # with few images to distil from, others than those that are left
-
-                def room() -> Memory:
-                    """Of what is free now, but for what has set out before it was asked."""
-                    folder = None if work is None else work.folder
-                    return Memory(place, limit, folder, share if travel.bytes else None)
-
-                result = job.run(
-                    Engine(
-                        original=job.original,
-                        batches=batches,
-                        options=options,
-                        memory=room(),
-                        travel=travel,
-                        team=team,
-                        work=work,
-                        clock=clock,
-                        reporter=reporter(progress and team.lead),
-                    )
-                )
-                if kind_of(model) is not None:
-                    seen_as_detector(result.model)
-                result.model.to(device_of(model))
-                travel.end()
-                if options.refine == "distill":
-                    with clock.stage("distilling"):
-                        result = distilled(
-                            result,
-                            model,
-                            joined(batches, room()),
-                            judges,
-                            steps=options.steps,
-                            seed=options.seed,
-                            device=place,
-                            workdir=None if work is None else work.distilling,
-                            progress=progress,
-                        )
-                apply(result.model, kernels)
-                if work is not None:
-                    work.finish()
-                return result
+        check_kernels(kernels)
+        apply(result.model, kernels)
+    return result
 
 
-@contextmanager
-def _opened(workdir: str | os.PathLike[str] | None, team: Team) -> Iterator[Workdir | None]:
-    """The lead's work folder; the others keep nothing."""
-    work = Workdir(workdir) if workdir is not None and team.lead else None
-    try:
-        yield work
-    finally:
-        if work is not None:
-            work.close()
-
-
-def _begin(
-    work: Workdir | None,
+def analyze(
     model: nn.Module,
-    given: Batches,
-    fitted: Batches,
-    options: Options,
-    team: Team,
-    device: torch.device,
-) -> None:
-    """Check the arguments against what the folder holds. ``fitted``: what is left of the images ``given``."""
-    shares = team.words(digest_of_images(given))
-    if work is not None:
-        images = hashlib.sha256(repr(sorted(item for share in shares for item in share)).encode()).hexdigest()
-        facts = {"model": digest_of_model(model), "images": images, "device": device.type}
-        work.begin({**facts, "all images": fitted is given}, options)
+    images: Iterable[Any],
+    scheme: str | Form | Iterable[str | Form] = "3d",
+    skip: Iterable[str] | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+    workdir: str | os.PathLike[str] | None = None,
+    *,
+    layers: Literal["conv", "all"] = "conv",
+    part: str | None = None,
+    samples: int | Literal["auto"] = 50_000,
+    memory: int | str | None = None,
+) -> Analysis:
+    """The first stage of ``accelerate``: look at the network and run it over the images. Then ``.plan(speedup)``
+    chooses ranks, as often as wanted, and ``.apply(plan)`` makes the network. Arguments as for ``accelerate``.
+
+    Examples:
+        >>> import leanconv, torch
+        >>> network, images = leanconv.models.character_cnn(), torch.rand(16, 1, 24, 24)
+        >>> analysis = leanconv.analyze(network, images, samples=500, progress=False)
+        >>> plan = analysis.plan(2)
+        >>> 2 <= plan.speedup < 2.04
+        True
+        >>> result = analysis.apply(plan)
+        >>> result.speedup == plan.speedup
+        True
+    """
+    options = Options.check(scheme=scheme, skip=skip, seed=seed, layers=layers, part=part, samples=samples)
+    limit = parse_memory(memory)
+    session = Session(model, device, options.seed, progress=progress, workdir=workdir, limit=limit)
+    return analyze_model(model, images, options, session, last=False)
 
 
 def reachable(
     model: nn.Module,
     images: Iterable[Any],
-    scheme: Method = "3d",
+    scheme: str | Form | Iterable[str | Form] = "3d",
     skip: Iterable[str] | None = None,
     device: torch.device | str | None = None,
     *,
@@ -261,44 +201,8 @@ def reachable(
         True
     """
     options = Options.check(scheme=scheme, skip=skip, layers=layers, part=part)
-    with _entered(model, options, device) as place:
-        return _prepared(model, images, options, place)[1].reachable()
-
-
-def _prepared(
-    model: nn.Module,
-    images: Iterable[Any],
-    options: Options,
-    place: torch.device,
-    team: Team | None = None,
-    set_out: Callable[[Batches], None] = lambda batches: None,
-) -> tuple[Batches, Job]:
-    """The images as the network is given them, which may ``set_out`` for the device before the network is looked at,
-    and what is to be done."""
-    rank, world = (team.rank, team.world) if team else (0, 1)
-    if options.refine == "distill":
-        check_distillable(model, world)
-    if kind_of(model) is None:
-        batches = take(images, rank=rank, world=world)
-        set_out(batches)
-        job = Job.prepare(model, batches.sample(), options, place)
-        if options.refine == "distill":
-            check_examples(job.original, job.sites, batches)
-        return batches, job
-    check_images(images)
-    detector = copied(model).eval().to(place)
-    seen = Detections(detector, images, place)
-    batches = take(seen, rank=rank, world=world)
-    real = seen.real(options.layers)
-    seen_as_tensors(detector)
-    return batches, Job.prepare(detector, batches.sample(), options, place, real)
-
-
-@contextmanager
-def _entered(model: nn.Module, options: Options, device: torch.device | str | None) -> Iterator[torch.device]:
-    """At the door: the model checked, the device found; random states are put back at the end."""
-    check_model(model)
-    place = device_of(model) if device is None else parse_device(device)
-    # A caller in inference mode still gets a network that can be trained.
-    with untouched_rng(options.seed), quiet_collector(), heap_at_hand(), torch.inference_mode(False):
-        yield place
+    session = Session(model, device, options.seed)
+    try:
+        return reachable_speedup(model, images, options, session)
+    finally:
+        session.close()

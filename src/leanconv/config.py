@@ -1,131 +1,205 @@
-"""What ``accelerate`` was asked to do, checked in one place."""
+"""What ``accelerate`` was asked to do, checked in one place and kept with the result as plain data."""
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal
 
-from leanconv.errors import LeanconvError, listing, whole
-from leanconv.network.layers.geometry import Scheme
+from leanconv.errors import LeanconvError, whole
+from leanconv.forms import Scheme, as_scheme
+from leanconv.ranks.selector import SELECTORS, RankSelector, SelectorOfUser, selector_of
 from leanconv.runtimes.target import Target
+from leanconv.system.fields import check_fields, one_of, option
 
 Solver = Literal["linear", "nonlinear"]
 Layers = Literal["conv", "all"]
 Refine = Literal["none", "closed-form", "distill"]
 
-SOLVERS = ("linear", "nonlinear")
-RANKS = ("uniform", "energy", "sensitivity", "latency")
-LAYERS = ("conv", "all")
-REFINE = ("none", "closed-form", "distill")
-# Schemes in which a layer is fitted to its responses, in closed form.
-FITTED = ("3d", "channel")
-Method = Scheme | Literal["spatial-sgd"]
-METHODS: tuple[Method, ...] = ("channel", "spatial", "3d", "spatial-sgd")
 # Positions looked at a layer, where it is to be found out how many it needs.
 MOST = 200_000
 
 
+@dataclass(frozen=True)
+class Distill:
+    """``refine=Distill(steps=...)``: the accelerated network is trained on the images, without labels, to have the
+    original's feature maps. ``steps``: of training at most, to the end of an epoch; None: about 1,200, in at most 100
+    epochs."""
+
+    steps: int | None = None
+
+
+def _scheme(name: str, value: Any) -> str:
+    return as_scheme(value).name
+
+
+def _speedup(name: str, value: Any) -> float:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and (1 < value < 1e9 or math.isnan(value))):
+        raise LeanconvError(f"speedup={value!r} must be a number above 1, for example 4.0.")
+    return float(value)
+
+
+def _latency(name: str, value: Any) -> float:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and 0 < value < 1e9):
+        raise LeanconvError(f"latency={value!r} must be milliseconds above 0, for example 50.")
+    return float(value)
+
+
+def _samples(name: str, value: Any) -> int | Literal["auto"]:
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
+        raise LeanconvError(f"samples={value!r} must be a whole number from 1 on, or 'auto'.")
+    return whole("samples", value, 1)
+
+
+def _part(name: str, value: Any) -> str:
+    if not (isinstance(value, str) and value):
+        raise LeanconvError(f"part={value!r} must be the path of a module, for example 'backbone'.")
+    return value
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise LeanconvError(f"skip={value!r} is one string; give a list of layer names: [{value!r}].")
+    try:
+        names = tuple(value)
+    except TypeError:
+        raise LeanconvError(f"skip={value!r} must be a list of layer names, for example ['features.0'].") from None
+    for each in names:
+        if not isinstance(each, str):
+            raise LeanconvError(f"skip contains {each!r}; give layer names as strings.")
+    return names
+
+
+def _ranks(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return one_of("ranks", value, tuple(SELECTORS), "or a dict {'layer': rank}")
+
+
+def _target(name: str, value: Any) -> Target:
+    return Target.check(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The arguments of one call. ``ranks`` is a method or a mapping of layer to rank; ``skip`` None is the default."""
+    """The arguments of one call, as they are saved. Objects (a form as scheme, a selector as ranks, Distill as refine)
+    come apart into plain fields; ``forms`` and ``selector`` make them again."""
 
-    speedup: float
-    scheme: Method
-    solver: Solver
-    asymmetric: bool
-    ranks: Literal["uniform", "energy", "sensitivity", "latency"] | Mapping[str, Any]
-    skip: tuple[str, ...] | None
-    layers: Layers
-    samples: int | Literal["auto"]
-    seed: int
-    part: str | None = None
-    target: Target | None = None  # what is timed, for ranks="latency"
-    latency: float | None = None  # milliseconds the network is to take there, in place of ``speedup``
-    refine: Refine = "none"
-    steps: int | None = None  # of training, for refine="distill"; None: train.refine's own
-    sweeps: int = 0  # turns in which both halves of spatial splits are fitted before a layer is
+    speedup: float = option(
+        4.0, "Convolution MACs before / after; with latency ranks, time before / after.", check=_speedup
+    )
+    scheme: str = option("3d", "channel, spatial or 3d: the forms a layer may take.", check=_scheme)
+    solver: Solver = option("nonlinear", "Fit responses (linear), or what is left of them behind the activation.")
+    asymmetric: bool = option(True, "Fit each layer to the input the layers already accelerated give it.")
+    ranks: Any = option(
+        "energy",
+        "energy, uniform, sensitivity or latency, or a JSON file with ranks by hand: {layer: rank}.",
+        check=_ranks,
+    )
+    skip: tuple[str, ...] | None = option(
+        None, "A layer to leave as it is; give it again for more. Default: the first convolution.", check=_names
+    )
+    layers: Layers = option("conv", "Layers to accelerate and count: conv, or all for linear layers too.")
+    samples: Any = option(50_000, "Responses sampled a layer, or auto.", check=_samples)
+    seed: int = option(0, "Chooses the sampled positions.", at_least=0)
+    part: str | None = option(None, "Path of the module to accelerate, for example backbone.", check=_part)
+    target: Target | None = option(None, "What latency ranks time.", check=_target)
+    latency: float | None = option(None, "Milliseconds the network is to take on the target.", check=_latency)
+    refine: Refine = option(
+        "closed-form",
+        "none (the paper's fit), closed-form (fit for images not seen) or distill (then train without labels).",
+    )
+    steps: int | None = option(None, "Steps of training at most, with distill.", at_least=1)
+    sweeps: int = option(0, "Turns in which both halves of 3d's splits are fitted, with 3d.", at_least=0)
+    # A selector that has no name of ours. It is not saved.
+    custom: RankSelector | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.forms.fitted and self.refine == "closed-form":
+            raise LeanconvError(
+                f"refine={self.refine!r} is about the fit of a layer, and scheme={self.scheme!r} makes none of its "
+                "kind; use scheme='3d' or 'channel'."
+            )
+        if self.steps is not None and self.refine != "distill":
+            raise LeanconvError(f"steps={self.steps!r} goes with refine='distill' only; leave it out or give that.")
+        if self.sweeps and self.forms.sweeps != self.sweeps:
+            raise LeanconvError(
+                f"sweeps={self.sweeps!r} fits the spatial splits of scheme='3d', and scheme={self.scheme!r} was given; "
+                "leave it out or give that."
+            )
+        for name in ("target", "latency"):
+            if getattr(self, name) is not None and self.ranks != "latency":
+                raise LeanconvError(
+                    f"{name}={getattr(self, name)!r} goes with ranks='latency' only; leave it out or give that."
+                )
+        if isinstance(self.ranks, Mapping) or self.latency is not None:
+            object.__setattr__(self, "speedup", math.nan)
 
     @classmethod
-    def check(
-        cls,
-        *,
-        speedup: Any = 4.0,
-        scheme: Any = "3d",
-        solver: Any = "nonlinear",
-        asymmetric: Any = True,
-        ranks: Any = "energy",
-        skip: Any = None,
-        layers: Any = "conv",
-        samples: Any = 50_000,
-        seed: Any = 0,
-        part: Any = None,
-        target: Any = None,
-        latency: Any = None,
-        refine: Any = None,
-        steps: Any = None,
-        sweeps: Any = 0,
-    ) -> Options:
-        """Options from raw arguments, or a LeanconvError that names the wrong one."""
-        _one_of("scheme", scheme, METHODS)
+    def check(cls, **given: Any) -> Options:
+        """From the arguments of ``accelerate``, or a LeanconvError that names the wrong one."""
+        scheme = as_scheme(given.pop("scheme", "3d"))
+        if scheme.sweeps:
+            given["sweeps"] = scheme.sweeps
+        refine = given.pop("refine", None)
+        if isinstance(refine, Distill):
+            given["steps"] = refine.steps
+            refine = "distill"
         if refine is None:
-            refine = "closed-form" if scheme in FITTED else "none"
-        _one_of("solver", solver, SOLVERS)
-        _one_of("layers", layers, LAYERS)
-        _one_of("refine", refine, REFINE)
-        if refine == "closed-form" and scheme not in FITTED:
-            raise LeanconvError(
-                f"refine={refine!r} is about the fit of a layer, and scheme={scheme!r} makes none of its kind; use "
-                "scheme='3d' or 'channel'."
-            )
-        if steps is not None and refine != "distill":
-            raise LeanconvError(f"steps={steps!r} goes with refine='distill' only; leave it out or give that.")
-        if whole("sweeps", sweeps, 0) and scheme != "3d":
-            raise LeanconvError(
-                f"sweeps={sweeps!r} fits the spatial splits of scheme='3d', and scheme={scheme!r} was given; leave it "
-                "out or give that."
-            )
-        if part is not None and not (isinstance(part, str) and part):
-            raise LeanconvError(f"part={part!r} must be the path of a module, for example 'backbone'.")
-        if not isinstance(ranks, Mapping):
-            _one_of("ranks", ranks, RANKS, "or a dict {'layer': rank}")
-            if latency is None:
-                _check_speedup(speedup)
-        timed = isinstance(ranks, str) and ranks == "latency"
-        for name, value in (("target", target), ("latency", latency)):
-            if value is not None and not timed:
-                raise LeanconvError(f"{name}={value!r} goes with ranks='latency' only; leave it out or give that.")
-        if latency is not None:
-            _check_latency(latency)
-        return cls(
-            speedup=math.nan if isinstance(ranks, Mapping) or latency is not None else float(speedup),
-            scheme=scheme,
-            solver=solver,
-            asymmetric=bool(asymmetric),
-            ranks=dict(ranks) if isinstance(ranks, Mapping) else ranks,
-            skip=None if skip is None else _names(skip),
-            layers=layers,
-            samples=_samples(samples),
-            seed=whole("seed", seed, 0),
-            part=part,
-            target=Target.check(target) if timed else None,
-            latency=None if latency is None else float(latency),
-            refine=refine,
-            steps=None if steps is None else whole("steps", steps, 1),
-            sweeps=whole("sweeps", sweeps, 0),
-        )
+            refine = "closed-form" if scheme.fitted else "none"
+        ranks = given.pop("ranks", "energy")
+        if not isinstance(ranks, (str, Mapping)):
+            selector = selector_of(ranks)
+            ranks = selector.name
+            if ranks in SELECTORS:
+                known = {"ms": "latency", "target": "target"}
+                given |= {name: vars(selector)[own] for own, name in known.items() if own in vars(selector)}
+            else:
+                given["custom"], ranks = selector, "energy"
+        if ranks == "latency" and given.get("target") is None:
+            given["target"] = Target()
+        if isinstance(ranks, Mapping) or given.get("latency") is not None:
+            given["speedup"] = math.nan
+        return cls(scheme=scheme.name, ranks=ranks, refine=refine, **given)
 
-    @property
-    def form(self) -> Scheme:
-        """What a layer is replaced by: ``spatial-sgd`` differs from ``spatial`` in the numbers only."""
-        return "spatial" if self.scheme == "spatial-sgd" else self.scheme
+    def changed(self, **given: Any) -> Options:
+        """With some of the arguments others; those that only went with the old ones are dropped."""
+        kept = {each.name: getattr(self, each.name) for each in fields(self)}
+        kept["scheme"] = self.forms
+        if self.custom is not None:
+            kept["ranks"] = kept.pop("custom")
+        if "ranks" in given and not (isinstance(given["ranks"], str) and given["ranks"] == self.ranks):
+            kept |= {"target": None, "latency": None, "custom": None}
+        if "refine" in given and not (isinstance(given["refine"], str) and given["refine"] == self.refine):
+            kept["steps"] = None
+        return Options.check(**{**kept, **given})
+
+    @cached_property
+    def forms(self) -> Scheme:
+        """The forms a layer may take."""
+        scheme = as_scheme(self.scheme)
+        return scheme.with_sweeps(self.sweeps) if self.sweeps else scheme
+
+    @cached_property
+    def selector(self) -> RankSelector:
+        """Chooses the ranks; not for ranks by hand."""
+        if self.custom is not None:
+            return self.custom
+        timed = {"ms": self.latency, "target": self.target} if self.ranks == "latency" else {}
+        return selector_of(self.ranks, **timed)
 
     @property
     def most_samples(self) -> int:
         """Positions a layer that are looked at; with "auto" it may be fitted to fewer."""
-        return MOST if self.samples == "auto" else self.samples
+        return MOST if self.samples == "auto" else int(self.samples)
 
     @property
     def closed_form(self) -> bool:
@@ -134,24 +208,29 @@ class Options:
 
     @property
     def free_filters(self) -> bool:
-        """Whether 3d's horizontal filters are fitted freely."""
-        return self.closed_form and self.form == "3d" and self.asymmetric
+        """Whether the second half of a split is fitted freely to what it sees."""
+        return self.closed_form and self.asymmetric and self.forms.fitted
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Options:
-        ranks, skip = data["ranks"], data["skip"]
+        ranks, skip, custom = data["ranks"], data["skip"], None
+        if isinstance(ranks, str) and ranks not in SELECTORS:
+            ranks, custom = "energy", SelectorOfUser(ranks)
         if isinstance(ranks, dict):
             ranks = {key: tuple(value) if isinstance(value, list) else value for key, value in ranks.items()}
         changed = {
             "speedup": math.nan if data["speedup"] is None else data["speedup"],
             "ranks": ranks,
+            "custom": custom,
             "skip": None if skip is None else tuple(skip),
             "target": None if data.get("target") is None else Target(**data["target"]),
         }
         return cls(**{**data, **changed})
 
     def to_json(self) -> dict[str, Any]:
-        data = dict(vars(self))
+        data = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "custom"}
+        if self.custom is not None:
+            data["ranks"] = self.custom.name
         data["speedup"] = None if math.isnan(self.speedup) else self.speedup
         data["skip"] = None if self.skip is None else list(self.skip)
         data["target"] = None if self.target is None else self.target.to_json()
@@ -160,42 +239,3 @@ class Options:
                 k: [int(n) for n in v] if isinstance(v, (tuple, list)) else int(v) for k, v in self.ranks.items()
             }
         return data
-
-
-def _one_of(name: str, value: Any, allowed: Iterable[str], also: str = "") -> None:
-    if not isinstance(value, str) or value not in allowed:
-        words = listing([repr(item) for item in allowed]) + (f" {also}" if also else "")
-        raise LeanconvError(f"{name}={value!r} is not known; use {words}.")
-
-
-def _samples(value: Any) -> int | Literal["auto"]:
-    if isinstance(value, str) and value == "auto":
-        return "auto"
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
-        raise LeanconvError(f"samples={value!r} must be a whole number from 1 on, or 'auto'.")
-    return whole("samples", value, 1)
-
-
-def _check_speedup(value: Any) -> None:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (is_number and 1 < value < 1e9):
-        raise LeanconvError(f"speedup={value!r} must be a number above 1, for example 4.0.")
-
-
-def _check_latency(value: Any) -> None:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (is_number and 0 < value < 1e9):
-        raise LeanconvError(f"latency={value!r} must be milliseconds above 0, for example 50.")
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        raise LeanconvError(f"skip={value!r} is one string; give a list of layer names: [{value!r}].")
-    try:
-        names = tuple(value)
-    except TypeError:
-        raise LeanconvError(f"skip={value!r} must be a list of layer names, for example ['features.0'].") from None
-    for name in names:
-        if not isinstance(name, str):
-            raise LeanconvError(f"skip contains {name!r}; give layer names as strings.")
-    return names

@@ -20,6 +20,14 @@ class LeanconvError(ValueError):
     """
 
 
+class Unreadable(Exception):
+    """An item of a dataset that cannot be read, by name, and why: another is taken instead."""
+
+    def __init__(self, name: str, reason: str):
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
+
+
 def listing(names: Iterable[object], limit: int = 5) -> str:
     """Long lists stay one sentence.
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from leanconv.config import Options
+from leanconv.forms.replace import Change
 from leanconv.network.reasons import by_reason
-from leanconv.network.replace import Change, Form
 from leanconv.network.source import Source
 from leanconv.ranks import KeptSpectra
 from leanconv.runtimes.target import Measured
@@ -39,7 +39,7 @@ class LayerReport:
     """
 
     name: str
-    scheme: Form
+    scheme: str
     ranks: tuple[int, ...]
     macs_before: int
     macs_after: int

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
+from benchmarks.ablation import run as ablation
 
-import ablation  # noqa: E402
+ROOT = Path(__file__).parents[2]
+
 
 TABLE = ROOT / "benchmarks" / "results" / "ablation.json"
 MACHINE = "a machine of the test's"
@@ -52,7 +52,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*words: str) -> list[tuple[str, int]]:
         made.clear()
         common = ["--data", "none", "--speedups", "4", "--work", str(tmp_path / "work"), "--out", str(tmp_path)]
-        monkeypatch.setattr(sys, "argv", ["ablation.py", *common, *words])
+        monkeypatch.setattr(sys, "argv", ["run", *common, *words])
         ablation.main()
         return list(made)
 

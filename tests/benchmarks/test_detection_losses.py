@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torchvision.models.detection.image_list import ImageList
 
+from benchmarks.detection import losses as detection_losses
 from leanconv import models
-from tests.network.test_torchvision_detectors import small_features
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
-
-import detection_losses  # noqa: E402
+from tests.support.networks import small_features
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,26 +1,20 @@
 """The table of detectors: known cells stay, and milliseconds are of both orders."""
 
-# ruff: noqa: F811 - pytest takes a fixture by the name it is imported by
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.detection import run as detection
+from benchmarks.detection import table as detection_table
+from benchmarks.detection import times as detection_times
+from benchmarks.detection import training as detection_training
 from leanconv.runtimes.bench.measure import Rounds
-from tests.benchmarks.test_detection_benchmark import Probe, folder, given  # noqa: F401
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
-
-import detection  # noqa: E402
-import detection_table  # noqa: E402
-import detection_times  # noqa: E402
-import detection_training  # noqa: E402
+from tests.support.detection_benchmark import Probe, given
 
 
 def test_the_table_goes_on_where_it_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

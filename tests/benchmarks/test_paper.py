@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from leanconv.models import initialise
-from leanconv.solve import spatial_sgd
+from benchmarks.common import subjects
+from benchmarks.common.initialise import initialise
+from benchmarks.paper import run as paper
+from benchmarks.peers import spatial_sgd
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.append(str(BENCHMARKS))
-
-import paper  # noqa: E402
-import paper_data  # noqa: E402
+ROOT = Path(__file__).parents[2]
 
 
 def tiny_vgg() -> nn.Module:
@@ -29,11 +26,11 @@ def tiny_vgg() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def subject() -> paper_data.Subject:
+def subject() -> subjects.Subject:
     torch.manual_seed(0)
     images = torch.randn(24, 3, 8, 8)
     tuning = {"epochs": 1, "batch": 12, "holdout": 0.0}
-    return paper_data.Subject(
+    return subjects.Subject(
         name="tiny",
         title="Tiny",
         model=tiny_vgg(),
@@ -54,11 +51,11 @@ def subject() -> paper_data.Subject:
 
 @pytest.mark.parametrize("name", list(paper.TABLES))
 def test_every_table_is_made_and_drawn(
-    name: str, subject: paper_data.Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, subject: subjects.Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plots = pytest.importorskip("paper_plots", exc_type=ImportError)
+    plots = pytest.importorskip("benchmarks.paper.plots", exc_type=ImportError)
     monkeypatch.setattr(spatial_sgd.reconstruct, "__kwdefaults__", {"steps": 2, "seed": 0})
-    paper.run(name, subject, tmp_path, "python benchmarks/paper.py")
+    paper.run(name, subject, tmp_path, "python -m benchmarks.paper.run")
     path = tmp_path / "tiny" / f"{name}.json"
     table = json.loads(path.read_text())
     assert all(len(row) == len(table["heads"]) for row in table["rows"])
@@ -67,7 +64,7 @@ def test_every_table_is_made_and_drawn(
     assert path.with_suffix(".png").stat().st_size > 5000
 
 
-def test_tables_measured_in_parts_are_put_together(subject: paper_data.Subject, tmp_path: Path) -> None:
+def test_tables_measured_in_parts_are_put_together(subject: subjects.Subject, tmp_path: Path) -> None:
     for part in ("a", "b"):
         paper.run("3d", subject, tmp_path / part, f"command {part}")
     parts = [tmp_path / "a", tmp_path / "b"]
@@ -80,5 +77,5 @@ def test_tables_measured_in_parts_are_put_together(subject: paper_data.Subject, 
 
 
 def test_the_page_names_every_table() -> None:
-    page = (BENCHMARKS.parent / "docs" / "paper.md").read_text()
+    page = (ROOT / "docs" / "paper.md").read_text()
     assert all(f"| `{name}` |" in page for name in paper.TABLES)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
+from benchmarks.ablation import samples
 
-import samples  # noqa: E402
+ROOT = Path(__file__).parents[2]
+
 
 MODEL, MACHINE = "resnet20-cifar10", "a machine of the test's"
 
@@ -42,7 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def asked(*words: str) -> None:
         common = ["--data", "none", "--model", MODEL, "--out", str(tmp_path)]
-        monkeypatch.setattr(sys, "argv", ["samples.py", *common, *words])
+        monkeypatch.setattr(sys, "argv", ["samples", *common, *words])
         samples.main()
 
     return asked

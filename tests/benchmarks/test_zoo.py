@@ -1,12 +1,12 @@
-"""A slice of ``benchmarks/zoo.py``: twelve families, every check."""
+"""A slice of ``benchmarks/zoo/run.py``: twelve families, every check."""
 
 from __future__ import annotations
 
 import pytest
 import torchvision
 
-from benchmarks.zoo import EXACT, check
-from benchmarks.zoo_models import SLICE, entries
+from benchmarks.zoo.models import SLICE, entries
+from benchmarks.zoo.run import EXACT, check
 
 ENTRIES = {entry.key: entry for entry in entries()}
 
@@ -18,7 +18,10 @@ def test_the_zoo_is_complete() -> None:
     assert len({ENTRIES[key].family for key in SLICE}) == 12
 
 
-@pytest.mark.parametrize("key", SLICE)
+QUICK = "shufflenet_v2_x0_5"
+
+
+@pytest.mark.parametrize("key", [pytest.param(key, marks=[] if key == QUICK else pytest.mark.nightly) for key in SLICE])
 def test_every_check_holds(key: str) -> None:
     row = check(ENTRIES[key])
     assert row.error == ""

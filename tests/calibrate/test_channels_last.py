@@ -18,8 +18,10 @@ from leanconv.calibrate.processes import Team
 from leanconv.calibrate.streaming import partition as cutting_module
 from leanconv.calibrate.streaming.partition import suits_channels_last
 from leanconv.pipeline import engine as engine_module
-from tests.calibrate.test_streaming import Centres, assert_equal, assert_same, residual_network, run
-from tests.conftest import plain_network, smooth_images
+from tests.support.equality import assert_equal, assert_same
+from tests.support.networks import Centres, plain_network, residual_network
+from tests.support.pictures import smooth_images
+from tests.support.runs import accelerate
 
 
 def layouts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
@@ -47,7 +49,7 @@ def test_on_a_cpu_images_go_through_channels_last_and_nothing_else_is_so(
 ) -> None:
     images, seen = smooth_images(24, 32), layouts(monkeypatch)
     before = images.clone()
-    found = run(make(), images, **other)
+    found = accelerate(make(), images, **other)
     assert seen
     assert all(seen)
     assert torch.equal(images, before)
@@ -55,23 +57,23 @@ def test_on_a_cpu_images_go_through_channels_last_and_nothing_else_is_so(
     assert all(tensor.is_contiguous() for tensor in found.model.state_dict().values())
     as_given(monkeypatch)
     seen.clear()
-    assert_same(found, run(make(), images, **other), 1e-4)
+    assert_same(found, accelerate(make(), images, **other), 1e-4)
     assert not any(seen)
 
 
 @pytest.mark.parametrize("limit", [1, 100_000])
 def test_little_memory_keeps_channels_last_frontiers(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = residual_network(), smooth_images(24, 32)
-    whole, seen = run(model, images), layouts(monkeypatch)
-    assert_equal(whole, run(model, images, memory=limit))
+    whole, seen = accelerate(model, images), layouts(monkeypatch)
+    assert_equal(whole, accelerate(model, images, memory=limit))
     assert all(seen)
 
 
 def test_channels_last_images_of_the_users_own_are_left_so(monkeypatch: pytest.MonkeyPatch) -> None:
     images, seen = smooth_images(24, 32), layouts(monkeypatch)
-    found = run(plain_network(), images.to(memory_format=torch.channels_last))
+    found = accelerate(plain_network(), images.to(memory_format=torch.channels_last))
     as_given(monkeypatch)
-    assert_equal(found, run(plain_network(), images.to(memory_format=torch.channels_last)))
+    assert_equal(found, accelerate(plain_network(), images.to(memory_format=torch.channels_last)))
     assert all(seen)
 
 
@@ -103,7 +105,7 @@ def test_a_plain_run_to_compare_with_is_made_once(monkeypatch: pytest.MonkeyPatc
         usual(model, batch, *rest)
 
     monkeypatch.setattr(cutting_module, "_pass", counted)
-    run(Views("flat").eval(), smooth_images(24, 32))
+    accelerate(Views("flat").eval(), smooth_images(24, 32))
     assert len(plain) > 1
     assert plain.count(True) == 1
 
@@ -114,12 +116,12 @@ def test_a_network_that_takes_no_channels_last_maps_gets_its_images_as_they_are(
 ) -> None:
     model, images, seen = Views(way).eval(), smooth_images(24, 32), layouts(monkeypatch)
     with caplog.at_level(logging.WARNING, "leanconv"):
-        found = run(model, images)
+        found = accelerate(model, images)
     assert caplog.text == ""  # it is cut
     assert seen
     assert not any(seen)
     as_given(monkeypatch)
-    assert_equal(found, run(model, images))
+    assert_equal(found, accelerate(model, images))
 
 
 def test_images_of_another_size_than_was_tried_go_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +131,7 @@ def test_images_of_another_size_than_was_tried_go_as_they_are(monkeypatch: pytes
             return super().forward(x)
 
     seen = layouts(monkeypatch)
-    assert run(Odd("none").eval(), [smooth_images(8, 16), smooth_images(4, 16)[..., :15]]).speedup >= 2.0
+    assert accelerate(Odd("none").eval(), [smooth_images(8, 16), smooth_images(4, 16)[..., :15]]).speedup >= 2.0
     assert set(seen) == {True, False}
 
 
@@ -153,7 +155,7 @@ def test_the_kind_of_a_channels_last_batch_is_that_of_its_copy_however_it_is_cut
 def test_where_one_process_cannot_none_takes_its_images_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
     usual, seen = Team.words, layouts(monkeypatch)
     monkeypatch.setattr(Team, "words", lambda self, word: [True, False] if word is True else usual(self, word))
-    run(plain_network(), smooth_images(24, 32))
+    accelerate(plain_network(), smooth_images(24, 32))
     assert seen
     assert not any(seen)
 
@@ -166,7 +168,7 @@ def test_what_lies_behind_the_last_site_is_given_no_channels_last_maps() -> None
             maps = self.body[:-3](x - x.mean(0, keepdim=True))
             return maps.view(len(maps), -1)
 
-    assert run(Ends().eval(), list(smooth_images(24, 32).split(8)), ranks="sensitivity").speedup >= 2.0
+    assert accelerate(Ends().eval(), list(smooth_images(24, 32).split(8)), ranks="sensitivity").speedup >= 2.0
 
 
 @pytest.mark.parametrize(

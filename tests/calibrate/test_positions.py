@@ -13,8 +13,8 @@ from leanconv.calibrate.probes import Probe
 from leanconv.calibrate.row_storage import Room, Rows
 from leanconv.network.fold import folded
 from leanconv.network.survey import survey
-from tests.conftest import plain_network, smooth_images
-from tests.pipeline.test_accelerate import CONV_CASES, network_of
+from tests.support.networks import CONV_CASES, network_of, plain_network
+from tests.support.pictures import smooth_images
 
 
 def responses_of(model: nn.Module, probe: Probe, images: torch.Tensor, samples: int) -> torch.Tensor:

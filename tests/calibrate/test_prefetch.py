@@ -14,7 +14,8 @@ from leanconv.calibrate import prefetch as inputs_module
 from leanconv.calibrate.batches import Batch, Batches, take
 from leanconv.calibrate.memory import Memory, device_share
 from leanconv.calibrate.prefetch import Inputs, Travel, pieces_of, staged_copy, travelling
-from tests.conftest import plain_network, smooth_images
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

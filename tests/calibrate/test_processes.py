@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,42 +10,10 @@ import torch
 import leanconv
 from leanconv.calibrate.processes import Team
 from leanconv.images import Pictures, find_pictures
-from tests.calibrate.test_streaming import residual_network
-from tests.conftest import plain_network, relative, smooth_images
-
-ROOT = Path(__file__).parents[2]
-
-HEAD = """
-import atexit, os, sys, time, torch, torch.distributed as dist
-sys.path.insert(0, {root!r})
-torch.set_num_threads(1)
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-# They meet over a file: a port that was free a moment ago may be taken by another test.
-dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=world)
-# A moment later gloo's threads let go of what was exchanged last; while the interpreter ends, that aborts the process.
-atexit.register(time.sleep, 0.3)
-atexit.register(dist.destroy_process_group)
-import leanconv
-from tests.conftest import plain_network, smooth_images
-from tests.calibrate.test_streaming import residual_network
-"""
-
-
-def together(text: str, processes: int = 2) -> list[tuple[int, str]]:
-    """Exit code and stderr of every process."""
-    meeting = Path(tempfile.mkdtemp()) / "meeting"
-    started = []
-    for rank in range(processes):
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(processes),
-            "MEETING": str(meeting),
-        }
-        command = [sys.executable, "-c", HEAD.format(root=str(ROOT)) + text]
-        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT))
-    return [(process.returncode, said) for process, said in [(p, p.communicate(timeout=60)[1]) for p in started]]
+from tests.support.equality import relative
+from tests.support.networks import plain_network, residual_network
+from tests.support.pictures import smooth_images
+from tests.support.processes import together
 
 
 @pytest.mark.parametrize(
@@ -58,7 +22,7 @@ def together(text: str, processes: int = 2) -> list[tuple[int, str]]:
         ("plain", "3d", "none"),
         ("residual", "3d", "none"),
         ("residual", "3d", "closed-form"),
-        ("plain", "spatial-sgd", "none"),
+        ("plain", "spatial", "none"),
     ],
 )
 def test_two_processes_end_with_the_network_of_one(kind: str, scheme: str, refine: str, tmp_path: Path) -> None:
@@ -184,6 +148,7 @@ def test_pictures_are_shared_out_by_batches(tmp_path: Path) -> None:
         return torch.tensor([[[float(Image.open(io.BytesIO(data)).getpixel((0, 0))[0])]]])
 
     shares = [
-        [(p.first, p.images.flatten().tolist()) for p in Pictures(found, red, batch=3).shard(r, 2)] for r in (0, 1)
+        [(first, images.flatten().tolist()) for first, images in Pictures(found, red, batch=3).placed_batches(r, 2)]
+        for r in (0, 1)
     ]
     assert shares == [[(0, [0.0, 1.0, 2.0]), (6, [6.0, 7.0, 8.0])], [(3, [3.0, 4.0, 5.0]), (9, [9.0])]]

@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
-from torchvision.models import resnet18
 
-import leanconv
 from leanconv.calibrate.batches import take
 from leanconv.calibrate.memory import Memory, Packed, parse_memory
 from leanconv.calibrate.streaming import partition as cutting_module
@@ -18,40 +16,11 @@ from leanconv.calibrate.streaming.partition import Cutting
 from leanconv.errors import LeanconvError
 from leanconv.pipeline import engine as engine_module
 from leanconv.pipeline import run as job_module
-from leanconv.result import Accelerated
-from leanconv.system import malloc as heap
-from tests.conftest import plain_network, relative, settle_batch_norms, smooth_images
-
-
-def residual_network() -> nn.Module:
-    torch.manual_seed(0)
-    network = resnet18(num_classes=10)
-    network.layer3 = network.layer4 = nn.Identity()
-    network.fc = nn.Linear(128, 10)
-    return settle_batch_norms(network)
-
-
-def run(model: nn.Module, images: object, **arguments: object) -> Accelerated:
-    given = {"speedup": 2.0, "samples": 2000, "progress": False, **arguments}
-    return leanconv.accelerate(model, images, **given)  # type: ignore[arg-type]
-
-
-def assert_same(a: Accelerated, b: Accelerated, tolerance: float = 1e-6) -> None:
-    assert [layer.ranks for layer in a.layers] == [layer.ranks for layer in b.layers]
-    for x, y in zip(a.layers, b.layers, strict=True):
-        assert x.error == pytest.approx(y.error, rel=tolerance)
-    images = smooth_images(3, 32).to(next(a.model.parameters()))
-    with torch.no_grad():
-        assert relative(a.model(images), b.model(images)) <= tolerance
-
-
-def assert_equal(a: Accelerated, b: Accelerated) -> None:
-    assert [vars(layer) for layer in a.layers] == [vars(layer) for layer in b.layers]
-    for x, y in zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True):
-        assert torch.equal(
-            x,
-            y,
-        ) or (x.isnan().all() and y.isnan().all())
+from leanconv.system import process_memory as heap
+from tests.support.equality import assert_equal, assert_same
+from tests.support.networks import Centres, plain_network, residual_network
+from tests.support.pictures import smooth_images
+from tests.support.runs import accelerate
 
 
 @pytest.fixture(params=["plain", "residual"])
@@ -68,30 +37,30 @@ def images() -> Tensor:
 def test_the_cut_stream_is_the_network_run_again(
     model: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut = run(model, images)
+    cut = accelerate(model, images)
     monkeypatch.setattr(engine_module, "cutting", lambda *_: Cutting("a test says so"))
-    assert_same(cut, run(model, images))
+    assert_same(cut, accelerate(model, images))
 
 
 def test_batches_make_no_difference(model: nn.Module, images: Tensor) -> None:
     """The positions looked at belong to the image; on a CPU batches are cut anyway."""
-    whole = run(model, [images])
+    whole = accelerate(model, [images])
     for size in (1, 5, 8):
-        assert_same(whole, run(model, list(images.split(size))))
+        assert_same(whole, accelerate(model, list(images.split(size))))
 
 
 def test_the_original_along_its_tape_gives_what_hooks_see(
     model: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a response is the layer's own output or computed from its input, one image at a time or many."""
-    usual = run(model, images)
+    usual = accelerate(model, images)
     monkeypatch.setattr(engine_module, "CACHED", 1 << 12)  # one image a batch
-    assert_same(usual, run(model, images))
+    assert_same(usual, accelerate(model, images))
     own = job_module.Job._dense_probe
     monkeypatch.setattr(job_module.Job, "_dense_probe", lambda self, site: replace(own(self, site), own_output=False))
-    assert_same(usual, run(model, images))
+    assert_same(usual, accelerate(model, images))
     monkeypatch.setattr("leanconv.calibrate.streaming.original.Walk.knows", lambda *_: False)
-    assert_same(usual, run(model, images))
+    assert_same(usual, accelerate(model, images))
 
 
 def test_every_layer_runs_about_twice(images: Tensor) -> None:
@@ -109,7 +78,7 @@ def test_every_layer_runs_about_twice(images: Tensor) -> None:
     model[0] = Counting(3, 16, 3, padding=1)
     model[0].load_state_dict(first.state_dict())
     many = smooth_images(200, 16)
-    run(model, many)
+    accelerate(model, many)
     assert seen <= 2 * 200 + 30
 
 
@@ -122,17 +91,6 @@ class Counts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.body(x * (2.0 if x.mean().item() > 0 else 1.0))
-
-
-class Centres(nn.Module):
-    """Batch-dependent: an image's answer depends on the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = plain_network()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x - x.mean(0, keepdim=True))
 
 
 class Remembers(nn.Module):
@@ -157,7 +115,7 @@ def test_what_cannot_be_cut_is_run_again_and_said_once(
     kind: type[nn.Module], images: Tensor, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "leanconv"):
-        result = run(kind().double().eval(), images)
+        result = accelerate(kind().double().eval(), images)
     assert result.speedup >= 2.0
     lines = [record.getMessage() for record in caplog.records if "cannot be stopped" in record.getMessage()]
     assert len(lines) == 1
@@ -175,11 +133,11 @@ def test_a_network_that_mixes_its_batch_keeps_its_batches(
         return seen[-1]
 
     monkeypatch.setattr(engine_module, "cutting", noted)
-    cut = run(model, batches)
+    cut = accelerate(model, batches)
     assert seen[0].reason is None
     assert not seen[0].one_by_one
     monkeypatch.setattr(engine_module, "cutting", lambda *_: Cutting("a test says so"))
-    assert_same(cut, run(model, batches))
+    assert_same(cut, accelerate(model, batches))
 
 
 @pytest.mark.parametrize("limit", [1, 200_000, 10**9])
@@ -187,16 +145,16 @@ def test_little_memory_gives_the_same(
     model: nn.Module, images: Tensor, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In memory, on disk, or computed again from the images: the same bits."""
-    assert_equal(run(model, images), run(model, images, memory=limit))
+    assert_equal(accelerate(model, images), accelerate(model, images, memory=limit))
     monkeypatch.setattr("leanconv.calibrate.memory._disk_folder", lambda: None)
     if limit > 1:
-        assert_equal(run(model, images), run(model, images, memory=20_000_000))
+        assert_equal(accelerate(model, images), accelerate(model, images, memory=20_000_000))
 
 
 def test_no_room_for_samples_is_said(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leanconv.calibrate.memory._disk_folder", lambda: None)
     with pytest.raises(LeanconvError, match="fit neither in memory nor on disk; give more memory"):
-        run(plain_network().double(), images, memory="1KB")
+        accelerate(plain_network().double(), images, memory="1KB")
 
 
 @pytest.mark.parametrize(
@@ -242,10 +200,10 @@ class Hungry(nn.Module):
 
 def test_out_of_memory_halves_the_batch_and_goes_on(images: Tensor, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "leanconv"):
-        small = run(Hungry(3).double().eval(), [images], scheme="spatial")  # no stream is cut, no batch either
+        small = accelerate(Hungry(3).double().eval(), [images], scheme="spatial")  # no stream is cut, no batch either
     assert "out of memory with 24 images a batch; going on with 12." in caplog.text
     assert "going on with 3." in caplog.text
-    large = run(Hungry(10**6).double().eval(), [images], scheme="spatial")
+    large = accelerate(Hungry(10**6).double().eval(), [images], scheme="spatial")
     assert_same(large, small)
 
 
@@ -267,9 +225,9 @@ class Quarters(nn.Module):
 def test_after_running_out_of_memory_both_streams_look_at_the_same_places(images: Tensor) -> None:
     """Even where rows are not images: the pass begins anew."""
     model = Quarters().double().eval()
-    found = run(model, list(images.split(8)))
+    found = accelerate(model, list(images.split(8)))
     model.calls = -(10**6)
-    expected = run(model, list(images.split(4)))
+    expected = accelerate(model, list(images.split(4)))
     for a, b in zip(found.layers, expected.layers, strict=True):
         assert a.error == pytest.approx(b.error, rel=0.1)
 
@@ -282,8 +240,8 @@ def test_a_loader_that_gives_more_than_it_says(images: Tensor) -> None:
         return torch.cat([batch, batch.flip(3)])
 
     model = plain_network().double()
-    found = run(model, DataLoader(images, batch_size=8, collate_fn=doubled))  # type: ignore[arg-type]
-    expected = run(model, [torch.cat([batch, batch.flip(3)]) for batch in images.split(8)])
+    found = accelerate(model, DataLoader(images, batch_size=8, collate_fn=doubled))  # type: ignore[arg-type]
+    expected = accelerate(model, [torch.cat([batch, batch.flip(3)]) for batch in images.split(8)])
     assert found.images == expected.images == 48
     for a, b in zip(found.layers, expected.layers, strict=True):
         assert a.error == pytest.approx(b.error, rel=0.1)
@@ -303,7 +261,7 @@ def test_images_of_several_sizes(caplog: pytest.LogCaptureFixture) -> None:
             return self.body(x)
 
     batches = [smooth_images(8, 16), smooth_images(4, 16)[..., :15], smooth_images(3, 16)[..., :15]]
-    assert run(Evens().eval(), batches).speedup >= 2.0
+    assert accelerate(Evens().eval(), batches).speedup >= 2.0
 
 
 def test_out_of_memory_on_one_image_is_raised(images: Tensor) -> None:
@@ -316,7 +274,7 @@ def test_out_of_memory_on_one_image_is_raised(images: Tensor) -> None:
             return super().forward(x)
 
     with pytest.raises(torch.OutOfMemoryError):
-        run(Never(0).double().eval(), list(images.repeat(4, 1, 1, 1).split(3)), scheme="spatial")
+        accelerate(Never(0).double().eval(), list(images.repeat(4, 1, 1, 1).split(3)), scheme="spatial")
 
 
 def test_a_loader_is_read_while_the_network_runs(images: Tensor) -> None:
@@ -329,13 +287,13 @@ def test_a_loader_is_read_while_the_network_runs(images: Tensor) -> None:
     assert read == [5, 5]
     assert len(batches._items) == 2
     assert_same(
-        run(plain_network().double(), DataLoader(images, batch_size=5)),
-        run(plain_network().double(), list(images.split(5))),
+        accelerate(plain_network().double(), DataLoader(images, batch_size=5)),
+        accelerate(plain_network().double(), list(images.split(5))),
     )
 
 
 def test_seconds_are_reported(images: Tensor) -> None:
-    result = run(plain_network().double(), images)
+    result = accelerate(plain_network().double(), images)
     assert set(result.seconds) >= {"preparing", "original network", "accelerated network", "solving"}
     assert result.to_json()["seconds"] == result.seconds
 

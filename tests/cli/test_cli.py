@@ -13,57 +13,8 @@ import safetensors.torch
 import torch
 
 import leanconv
-from leanconv.cli.main import run
-from tests.images.test_images import write_picture
-
-NETWORK = """
-import torch
-from torch import nn
-
-def build():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 24, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(24, 24, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 2),
-    )
-
-def grey():
-    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
-
-def broken():
-    raise RuntimeError("no such luck")
-
-def text():
-    return "network"
-"""
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "net.py").write_text(NETWORK)
-    for label in ("cat", "dog"):
-        for number in range(4):
-            write_picture(tmp_path / "photos" / label / f"{number}.png", 30 + 60 * number)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def call(arguments: str, monkeypatch: pytest.MonkeyPatch, capsys) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["leanconv", *arguments.split()])
-    with pytest.raises(SystemExit) as caught:
-        run()
-    code = caught.value.code
-    captured = capsys.readouterr()
-    return 0 if code is None else int(code), captured.out, captured.err
-
-
-@pytest.fixture
-def leanconv_command(monkeypatch: pytest.MonkeyPatch, capsys):
-    return lambda arguments: call(arguments, monkeypatch, capsys)
-
-
-COMMON = "--size 16 --workers 0 --device cpu"
-ACCELERATE = f"accelerate net.py:build --images photos --speedup 2 --samples 500 {COMMON}"
+from tests.support.command import ACCELERATE, COMMON, NETWORK
+from tests.support.pictures import write_picture
 
 
 def test_from_photos_to_a_saved_network_and_back(place: Path, leanconv_command) -> None:

@@ -14,7 +14,6 @@ import torch
 from leanconv.cli import doctor
 from leanconv.cli.doctor import Line, attempt, examine
 from leanconv.runtimes.runners import RUNTIMES
-from tests.cli.test_cli import leanconv_command  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,7 +105,7 @@ def test_an_old_library_is_said() -> None:
     assert doctor.package("torch", "2.8").problem is None
 
 
-def test_something_essential_broken_exits_2(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_something_essential_broken_exits_2(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch, "torchvision", RuntimeError("operator torchvision::nms does not exist"))
     code, out, err = leanconv_command("doctor")
     assert code == 2
@@ -120,7 +119,7 @@ def test_something_essential_broken_exits_2(leanconv_command, monkeypatch: pytes
     assert json.loads(out)["works"] is False
 
 
-def test_a_torch_that_cannot_compute_exits_2(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_torch_that_cannot_compute_exits_2(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("Intel oneMKL FATAL ERROR")
 
@@ -146,7 +145,7 @@ def test_what_libraries_say_on_import_is_left_out(capsys) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_the_command(leanconv_command, sections, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_command(leanconv_command, sections, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "examine", lambda: (sections, []))
     code, out, err = leanconv_command("doctor")
     assert (code, err) == (0, "")

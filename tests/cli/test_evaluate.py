@@ -13,12 +13,12 @@ from torch import nn
 
 from leanconv.cli.main import run
 from leanconv.evaluation.classification import logits_of
-from tests.cli.test_cli import COMMON, leanconv_command, place  # noqa: F401
-from tests.images.test_images import write_picture
-from tests.support.training import apart
+from tests.support.command import COMMON
+from tests.support.pictures import write_picture
+from tests.support.processes import apart
 
 
-def test_original_and_accelerated_side_by_side(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_original_and_accelerated_side_by_side(place: Path, leanconv_command) -> None:
     code, _, err = leanconv_command(
         f"accelerate net.py:build --images photos --speedup 2 --samples 500 --out fast --quiet {COMMON}"
     )
@@ -50,7 +50,7 @@ def evaluate_apart(folder: Path, arguments: str) -> None:
         run()
 
 
-def test_two_processes_find_what_one_finds(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_two_processes_find_what_one_finds(place: Path, leanconv_command) -> None:
     """Of 101 pictures, 50 and 51; one cannot be read, which is too many for its share and not for all."""
     for number in range(4, 97):
         write_picture(place / "photos" / "cat" / f"{number:02d}.png", 2 * number)
@@ -69,7 +69,7 @@ def test_two_processes_find_what_one_finds(place: Path, leanconv_command) -> Non
         assert two == one
 
 
-def test_too_many_that_no_process_saw_alone(place: Path) -> None:  # noqa: F811
+def test_too_many_that_no_process_saw_alone(place: Path) -> None:
     for label in ("cat", "dog"):
         (place / "photos" / label / "3.png").write_bytes(b"no picture")
         for number in range(4, 60):
@@ -78,16 +78,22 @@ def test_too_many_that_no_process_saw_alone(place: Path) -> None:  # noqa: F811
     assert "2 of 120 images cannot be read (cat/3.png, dog/3.png), more than 1 %" in (place / "said-0").read_text()
 
 
-def test_processes_without_a_picture_and_detectors_are_refused(place: Path) -> None:  # noqa: F811
+def test_processes_without_a_picture_are_refused(place: Path) -> None:
     asked = "net.py:build --data photos --size 16 --limit 1"
     assert apart(evaluate_apart, place, asked, processes=2) == [2, 2]
     assert "there are 1 images for 2 processes; use fewer processes." in (place / "said-0").read_text()
-    asked = "ssdlite320_mobilenet_v3_large --weights none --data photos"
-    assert apart(evaluate_apart, place, asked, processes=2) == [2, 2]
-    assert "detectors are measured in one process, and torchrun has started 2" in (place / "said-0").read_text()
 
 
-def test_evaluate_takes_val_of_train_and_val(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_two_processes_find_what_one_finds_with_detectors(scenes: Path, leanconv_command) -> None:
+    asked = "seer.py:build seer.py:blind --data data --limit 11 --json"
+    code, out, err = leanconv_command(f"evaluate {asked} --workers 0 --device cpu --quiet")
+    assert code == 0, err
+    assert apart(evaluate_apart, scenes, asked, processes=2) == [0, 0]
+    assert (scenes / "shown-1").read_text() == ""
+    assert json.loads((scenes / "shown-0").read_text()) == json.loads(out)
+
+
+def test_evaluate_takes_val_of_train_and_val(place: Path, leanconv_command) -> None:
     for part in ("train", "val"):
         for label in ("cat", "dog"):
             write_picture(place / "all" / part / label / "1.JPEG")
@@ -97,7 +103,7 @@ def test_evaluate_takes_val_of_train_and_val(place: Path, leanconv_command) -> N
     assert (found["images"], Path(found["data"]).name) == (2, "val")
 
 
-def test_evaluate_with_a_list_of_labels(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_evaluate_with_a_list_of_labels(place: Path, leanconv_command) -> None:
     write_picture(place / "flat" / "a.png")
     (place / "val.txt").write_text("1\n")
     code, out, err = leanconv_command(f"evaluate net.py:build --data flat --labels val.txt {COMMON}")
@@ -109,7 +115,7 @@ def test_evaluate_with_a_list_of_labels(place: Path, leanconv_command) -> None: 
     assert "class indices must be 0 to 1; found 2: 2" in err
 
 
-def test_one_bad_picture_is_named_and_left_out(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_one_bad_picture_is_named_and_left_out(place: Path, leanconv_command) -> None:
     for number in range(110):
         write_picture(place / "many" / ("cat" if number % 2 else "dog") / f"{number}.png")
     (place / "many" / "cat" / "7.png").write_bytes(b"not a png")
@@ -133,7 +139,7 @@ def test_one_bad_picture_is_named_and_left_out(place: Path, leanconv_command) ->
         ("net.py:build --data photos --labels nowhere.txt", "cannot be read"),
     ],
 )
-def test_refusals(arguments: str, message: str, place: Path, leanconv_command) -> None:  # noqa: F811
+def test_refusals(arguments: str, message: str, place: Path, leanconv_command) -> None:
     with (place / "net.py").open("a") as file:
         file.write("\ndef three():\n    net = build()\n    net[-1] = nn.Linear(24, 3)\n    return net\n")
     code, out, err = leanconv_command(f"evaluate {arguments} --workers 0 --device cpu")
@@ -143,7 +149,7 @@ def test_refusals(arguments: str, message: str, place: Path, leanconv_command) -
     assert sum(line.startswith("leanconv: error:") for line in err.splitlines()) == 1
 
 
-def test_networks_made_for_different_pictures(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_networks_made_for_different_pictures(place: Path, leanconv_command) -> None:
     for size in (16, 20):
         code, _, err = leanconv_command(
             f"accelerate net.py:build --images photos --speedup 1.5 --samples 200 --out at{size} --quiet --size {size} "

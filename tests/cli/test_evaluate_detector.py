@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import leanconv_command  # noqa: F401
-from tests.evaluation.test_detection_map import coloured, place, write_scenes  # noqa: F401
+from tests.support.scenes import coloured, write_scenes
 
 COMMON = "--workers 0 --device cpu --quiet"
 
 
-def test_one_detector(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_one_detector(scenes: Path, leanconv_command) -> None:
     code, out, err = leanconv_command(f"evaluate seer.py:blind --data data {COMMON}")
     assert code == 0, err
     rows = [line.split() for line in out.splitlines()]
@@ -37,7 +36,7 @@ def test_one_detector(place: Path, leanconv_command) -> None:  # noqa: F811
     )
 
 
-def test_two_detectors(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_two_detectors(scenes: Path, leanconv_command) -> None:
     code, out, err = leanconv_command(f"evaluate seer.py:build seer.py:blind --data data {COMMON}")
     assert code == 0, err
     rows = [line.split() for line in out.splitlines()]
@@ -51,7 +50,7 @@ def test_two_detectors(place: Path, leanconv_command) -> None:  # noqa: F811
     assert result["per_class"]["blue"]["ap"] == {"original": 1.0, "other": 0.0}
 
 
-def test_cocos_metric(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_cocos_metric(scenes: Path, leanconv_command) -> None:
     pytest.importorskip("pycocotools")
     pytest.importorskip("torchmetrics")
     code, out, err = leanconv_command(f"evaluate seer.py:build seer.py:blind --data data --metric coco {COMMON}")
@@ -64,8 +63,8 @@ def test_cocos_metric(place: Path, leanconv_command) -> None:  # noqa: F811
     assert (result["map"], result["figures"]["map_75"], result["figures"]["map_large"]) == (1.0, 1.0, None)
 
 
-def test_a_file_says_which_label_is_which_class(place: Path, leanconv_command) -> None:  # noqa: F811
-    (place / "labels.json").write_text('{"red": 2, "green": 3, "blue": 4}')
+def test_a_file_says_which_label_is_which_class(scenes: Path, leanconv_command) -> None:
+    (scenes / "labels.json").write_text('{"red": 2, "green": 3, "blue": 4}')
     code, out, err = leanconv_command(f"evaluate seer.py:shifted --data data --classes labels.json --json {COMMON}")
     assert code == 0, err
     assert json.loads(out)["map"] == 1
@@ -94,15 +93,15 @@ def test_a_file_says_which_label_is_which_class(place: Path, leanconv_command) -
         ),
     ],
 )
-def test_refusals(arguments: str, message: str, place: Path, leanconv_command) -> None:  # noqa: F811
+def test_refusals(arguments: str, message: str, scenes: Path, leanconv_command) -> None:
     code, out, err = leanconv_command(f"evaluate {arguments} {COMMON}")
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_clipped_boxes_are_said(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_clipped_boxes_are_said(scenes: Path, leanconv_command) -> None:
     marks = b'{"width": 30, "height": 24, "objects": [{"label": 0, "box": [-3, 0, 9, 9]}]}'
-    write_scenes(place / "data" / "val-0.tar", 12, **{"012_png": coloured(1, (0, 0, 9, 9)), "012_json": marks})
+    write_scenes(scenes / "data" / "val-0.tar", 12, **{"012_png": coloured(1, (0, 0, 9, 9)), "012_json": marks})
     code, out, err = leanconv_command(f"evaluate seer.py:build --data data --json {COMMON}")
     assert code == 0, err
     assert "warning: 1 boxes reached beyond their image and were clipped" in err

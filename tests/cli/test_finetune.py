@@ -13,14 +13,14 @@ from PIL import Image
 from torch import nn
 
 import leanconv
-from leanconv.cli.finetune import _classes
 from leanconv.cli.main import run
 from leanconv.errors import LeanconvError
+from leanconv.evaluation.class_names import class_indices_of_both
 from leanconv.images import Preprocess, find_pictures
 from leanconv.train import finetune as finetune_module
-from tests.cli.test_cli import call
+from tests.support.command import call
+from tests.support.processes import apart
 from tests.support.training import (
-    apart,
     assert_same_bits,
     write_pictures,
 )
@@ -204,6 +204,6 @@ def test_classes_named_otherwise_where_they_are_judged_are_refused(tmp_path: Pat
         (tmp_path / "numbers" / word).rename(tmp_path / "numbers" / str(number))
     words, numbers = (find_pictures(tmp_path / name) for name in ("words", "numbers"))
     with pytest.raises(LeanconvError, match="named 0, 1 where they are trained on and left, right where"):
-        _classes(numbers, words, None)
-    assert _classes(words, words, None) == {"left": 0, "right": 1}
-    assert _classes(numbers, numbers, None) == {"0": 0, "1": 1}
+        class_indices_of_both(numbers, words, None)
+    assert class_indices_of_both(words, words, None) == {"left": 0, "right": 1}
+    assert class_indices_of_both(numbers, numbers, None) == {"0": 0, "1": 1}

@@ -17,13 +17,11 @@ from leanconv.cli.main import run
 from leanconv.report import page as page_module
 from leanconv.report import write_report
 from leanconv.report.facts import facts_of
-from tests import reports
-from tests.cli.test_cli import NETWORK
-from tests.conftest import plain_network
-from tests.images.test_images import write_picture
+from tests.support.command import NETWORK
+from tests.support.networks import plain_network
+from tests.support.pictures import write_picture
 
 # Fixtures, which pytest looks for by name in this file.
-result, folder = reports.result, reports.folder
 
 
 def test_only_reports_are_replaced(folder: Path, tmp_path: Path) -> None:

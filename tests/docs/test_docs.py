@@ -29,7 +29,7 @@ import typer
 import leanconv
 from leanconv import demo
 from leanconv.cli.main import app
-from tests.support.small_world import command, shape_of, template, world  # noqa: F401
+from tests.support.small_world import command, shape_of
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "leanconv"
@@ -94,16 +94,22 @@ class Shell:
                 self.leanconv(rest)
             case ["python", script, *_] if Path(script).exists():
                 runpy.run_path(script, run_name="__main__")
-            case ["python", script, *options]:  # examples and benchmarks have tests of their own
-                text = (ROOT / script).read_text()
-                for option in options:
-                    assert not option.startswith("--") or f'"{option}"' in text, f"{script} has no {option}"
+            case ["python", "-m", module, *options] if module.startswith("benchmarks."):
+                self.known_options(f"{module.replace('.', '/')}.py", options)
+            case ["python", script, *options]:
+                self.known_options(script, options)
             case ["make", target]:
                 assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no make {target}"
             case ["source", script]:
                 assert script == ".venv/bin/activate"
             case [program, *_]:
                 assert program in ELSEWHERE, f"{program!r} is no command known here; a drawing is a ```text block"
+
+    def known_options(self, script: str, options: list[str]) -> None:
+        """Examples and benchmarks have tests of their own."""
+        text = (ROOT / script).read_text()
+        for option in options:
+            assert not option.startswith("--") or f'"{option}"' in text, f"{script} has no {option}"
 
     def leanconv(self, words: list[str]) -> None:
         """A page may make a thing twice, though the command overwrites nothing."""
@@ -145,8 +151,9 @@ def readers_own(names: tuple[str, ...]) -> dict[str, Any]:
     return {"leanconv": leanconv, **{name: known[name] for name in names}}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=lambda page: page.name)
-def test_the_blocks_of_a_page_run(page: Path, world: Path, shell: Shell) -> None:  # noqa: F811
+def test_the_blocks_of_a_page_run(page: Path, world: Path, shell: Shell) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     if page.name in GIVEN:
         namespace |= readers_own(GIVEN[page.name])
@@ -173,6 +180,7 @@ def test_the_blocks_of_a_page_run(page: Path, world: Path, shell: Shell) -> None
                 shell.run(line)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "line",
     [
@@ -183,12 +191,13 @@ def test_the_blocks_of_a_page_run(page: Path, world: Path, shell: Shell) -> None
         "make nothing",
     ],
 )
-def test_a_line_that_does_not_work_is_noticed(line: str, world: Path, shell: Shell) -> None:  # noqa: F811
+def test_a_line_that_does_not_work_is_noticed(line: str, world: Path, shell: Shell) -> None:
     with pytest.raises(AssertionError):
         shell.run(line)
 
 
-def test_the_commands_in_the_help_run(world: Path, shell: Shell) -> None:  # noqa: F811
+@pytest.mark.nightly
+def test_the_commands_in_the_help_run(world: Path, shell: Shell) -> None:
     lines = []
     for name in typer.main.get_command(app).commands:
         help_text = sys.modules[f"leanconv.cli.{name}"].__dict__[name].__doc__
@@ -258,6 +267,7 @@ def test_figures_are_drawn_from_what_was_measured(tmp_path: Path) -> None:
     assert shown == {name for name in drawn if "-dark" not in name}
 
 
+@pytest.mark.nightly
 def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     """Built without a warning; every script, style and picture is in it."""
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

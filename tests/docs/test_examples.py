@@ -15,8 +15,7 @@ from PIL import Image
 
 import leanconv
 from leanconv import demo
-from tests.benchmarks.test_detection_benchmark import detection, folder, given  # noqa: F401
-from tests.support.small_world import template, world  # noqa: F401
+from tests.support.detection_benchmark import detection, given
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -29,7 +28,8 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def test_own_network(world: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+@pytest.mark.nightly
+def test_own_network(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example("own_network").main(epochs=1)
     said = capsys.readouterr().out
     assert "3.0" in re.search(r"^.*fewer MACs", said, re.MULTILINE)[0]
@@ -38,14 +38,16 @@ def test_own_network(world: Path, capsys: pytest.CaptureFixture[str]) -> None:  
     assert shares[1][1] == shares[2][1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pictures", ["photos", "--synthetic 6 --weights none --size 64"])
-def test_classify(pictures: str, world: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_classify(pictures: str, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example("classify").main([*pictures.split(), "--speedup", "3", "--samples", "500", "--out", "fast"])
     said = capsys.readouterr().out
     assert re.search(r"the same first answer on \d+\.\d % of [34] pictures", said)
     assert 3 <= leanconv.load_result("fast").speedup < 3.06
 
 
+@pytest.mark.nightly
 def test_resnet50_of_timm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = "--model resnet10t --synthetic 4 --weights none --size 32 --samples 200 --speedup 1.3"
     example("resnet50_timm").main([*given.split(), "--out", str(tmp_path / "fast")])
@@ -54,14 +56,16 @@ def test_resnet50_of_timm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "leanconv.load(" in said
 
 
-def test_photos_are_read_as_timm_says(world: Path) -> None:  # noqa: F811
+@pytest.mark.nightly
+def test_photos_are_read_as_timm_says(world: Path) -> None:
     import timm
 
     data = example("resnet50_timm").Photos("photos", timm.create_model("resnet10t"), 3)
     assert (len(data), data[0].shape[0]) == (3, 3)
 
 
-def test_onnx_deploy(world: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+@pytest.mark.nightly
+def test_onnx_deploy(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = example("onnx_deploy")
     assert module.accelerated(Namespace(folder=Path("vgg16-4x")))[1] == (3, 224, 224)
     module.main(["--out", "fast.onnx"])
@@ -77,7 +81,7 @@ def test_pictures_or_none_must_be_said(name: str, capsys: pytest.CaptureFixture[
     assert "give a folder of pictures, or --synthetic N" in capsys.readouterr().err
 
 
-def test_detect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_detect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = folder / "detector.safetensors", folder / "drawn" / "both.png"
     detection.main(["train", *given(folder, "--out", str(file))])
     images = str(folder / "train-0.tar")
@@ -100,7 +104,7 @@ def test_detect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:  # no
     ],
 )
 def test_detect_says_what_is_wrong(
-    folder: Path,  # noqa: F811
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
     sentence: str,
@@ -110,6 +114,7 @@ def test_detect_says_what_is_wrong(
         example("detect").main(["val-0.tar", "--images", "train-0.tar", "--device", "cpu", *arguments])
 
 
+@pytest.mark.nightly
 def test_the_notebook_runs(tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient

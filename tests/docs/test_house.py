@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "src" / "leanconv"
+TESTS = Path(__file__).parents[1]
+SOURCE = TESTS.parent / "src" / "leanconv"
 
 
 def modules() -> dict[str, Path]:
@@ -48,6 +50,13 @@ def test_mathematics_knows_no_modules() -> None:
 def test_files_are_of_readable_length() -> None:
     for path in SOURCE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 330, path
+
+
+def test_no_test_imports_another() -> None:
+    """What tests share is in tests/support. Read as text: scripts that run in a process of their own are strings."""
+    asked = re.compile(r"^\s*(?:from|import) +tests\b.*\b(?:test_\w+|conftest)\b", re.MULTILINE)
+    for path in TESTS.rglob("*.py"):
+        assert not asked.search(path.read_text()), path
 
 
 def test_import_is_cheap() -> None:

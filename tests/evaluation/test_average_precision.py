@@ -8,13 +8,11 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from leanconv import LeanconvError
 from leanconv.evaluation.detection import coco_map
-from leanconv.evaluation.voc_ap import match, mean_ap, paired_loss, precisions, voc_ap
-
-Image_ = dict[str, Tensor]
+from leanconv.evaluation.voc_ap import match, mean_over_classes, paired_loss, precisions, voc_ap
+from tests.support.scenes import Image_
 
 
 def objects(*boxes: tuple[float, ...], labels: list[int] | None = None, difficult: tuple[int, ...] = ()) -> Image_:
@@ -35,6 +33,10 @@ def found(*boxes: tuple[float, ...], scores: list[float] | None = None, labels: 
 
 # Boxes that do not overlap.
 A, B, C, NOWHERE = (0, 0, 10, 10), (20, 0, 30, 10), (40, 0, 50, 10), (60, 60, 70, 70)
+
+
+def mean_ap(found_: list[Image_], targets: list[Image_], classes: list[str], *, eleven_point: bool = False) -> float:
+    return mean_over_classes(voc_ap(found_, targets, classes, eleven_point=eleven_point).values())
 
 
 def both(detections: list[Image_], targets: list[Image_]) -> tuple[float, float]:

@@ -11,9 +11,8 @@ import torch
 
 from leanconv import LeanconvError
 from leanconv.evaluation.class_names import class_indices, labelled
-from leanconv.images import find_pictures, held_out, read_all
-from tests.evaluation.test_evaluate import encoded, pack, shards  # noqa: F401
-from tests.images.test_images import SMALL, write_picture
+from leanconv.images import Pictures, find_pictures, held_out
+from tests.support.pictures import SMALL, encoded, pack, write_picture
 
 # Shards.
 
@@ -29,18 +28,18 @@ from tests.images.test_images import SMALL, write_picture
         ("val-002.tar", "22"),
     ],
 )
-def test_shards_give_the_class_beside_the_picture(pattern: str, labels: str, shards: Path) -> None:  # noqa: F811
+def test_shards_give_the_class_beside_the_picture(pattern: str, labels: str, shards: Path) -> None:
     found = find_pictures(str(shards / pattern) if pattern else shards)
     assert [picture.label for picture in found] == list(labels)
     assert len({picture.name for picture in found}) == len(found)
     assert class_indices(found, None) == {label: int(label) for label in labels}
 
 
-def test_shards_are_read_in_place_by_workers(shards: Path) -> None:  # noqa: F811
+def test_shards_are_read_in_place_by_workers(shards: Path) -> None:
     found = find_pictures(shards)
     assert found[-1].read() == encoded(seed=2, form="JPEG")
-    here, there = read_all(found, SMALL), read_all(found, SMALL, workers=2, batch=2)
-    assert torch.equal(torch.cat(here.batches), torch.cat(there.batches))
+    here, there = Pictures(found, SMALL), Pictures(found, SMALL, workers=2, batch=2)
+    assert torch.equal(torch.cat(list(here)), torch.cat(list(there)))
 
 
 @pytest.mark.parametrize("key", ["label", "cls", "class"])
@@ -73,7 +72,7 @@ def test_json_that_says_nothing_leaves_class_folders(tmp_path: Path) -> None:
         ("*", "notes.txt, not there or no"),
     ],
 )
-def test_patterns_that_name_no_shards(pattern: str, message: str, shards: Path) -> None:  # noqa: F811
+def test_patterns_that_name_no_shards(pattern: str, message: str, shards: Path) -> None:
     (shards / "notes.txt").write_text("x")
     with pytest.raises(LeanconvError, match=message):
         find_pictures(str(shards / pattern))
@@ -114,7 +113,7 @@ def test_classes_may_be_called_train_and_test(tmp_path: Path) -> None:
     assert class_indices(find_pictures(tmp_path), None) == {"test tube": 0, "train": 1}
 
 
-def test_shards_of_train_and_val_are_not_mixed(shards: Path) -> None:  # noqa: F811
+def test_shards_of_train_and_val_are_not_mixed(shards: Path) -> None:
     pack(shards / "train" / "train-000.tar", {"x.png": encoded(), "x.cls": b"0"})
     with pytest.raises(LeanconvError, match="train and val together"):
         class_indices(find_pictures(shards), None)

@@ -2,152 +2,81 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from leanconv import LeanconvError
-from leanconv.cli.evaluate_detector import _labels
-from leanconv.evaluation.detection import Detector, class_outputs, detect, detect_all, is_detector
-from leanconv.evaluation.voc_ap import voc_ap
-from leanconv.images.detection_data import Scenes, SceneSet, find_scenes
+from leanconv.evaluation.class_names import detector_labels
+from leanconv.evaluation.detection import Detector, class_outputs, detect_all, is_detector, read_scenes
+from leanconv.evaluation.voc_ap import Answer, voc_ap
+from leanconv.images.detection_data import Scenes, SceneSet, Target, find_scenes
 from leanconv.images.detection_formats import VOC_CLASSES
 from leanconv.network.layers.blank import blank
 from leanconv.network.source import Source, build
-from tests.evaluation.test_average_precision import Image_
-from tests.evaluation.test_evaluate import pack
+from tests.support.scenes import COLOURS, Seer, coloured, write_scenes
 
 
-class Seer(nn.Module):
-    """Finds the one coloured rectangle on black: red is 1, green 2, blue 3. ``blind`` to one of them."""
-
-    def __init__(self, blind: int = 0, shift: int = 0, scale: float = 1.0) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(()))
-        self.blind, self.shift, self.scale = blind, shift, scale
-
-    def forward(self, images: list[Tensor]) -> list[Image_]:
-        answers = []
-        for image in images:
-            channels, rows, columns = (image > 0.5).nonzero(as_tuple=True)
-            seen = len(rows) > 0 and int(channels[0]) + 1 != self.blind
-            box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1] if seen else []
-            answers.append(
-                {
-                    "boxes": self.scale * torch.tensor(box).float().reshape(-1, 4),
-                    "labels": (channels[:1] + 1 + self.shift)[: int(seen)],
-                    "scores": image.max().reshape(1)[: int(seen)],
-                }
-            )
-        return answers
+def scenes_of(scenes: Path) -> Scenes:
+    return find_scenes(scenes / "data")
 
 
-DETECTORS = """
-from tests.evaluation.test_detection_map import Seer
-from torch import nn
-
-def build():
-    return Seer()
-
-def blind():
-    return Seer(blind=3)
-
-def shifted():
-    return Seer(shift=1)
-
-def classifier():
-    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
-"""
-COLOURS = ["red", "green", "blue"]
-
-
-def coloured(label: int, box: tuple[int, int, int, int]) -> bytes:
-    pixels = np.zeros((24, 30, 3), dtype=np.uint8)
-    if label:
-        pixels[box[1] : box[3], box[0] : box[2], label - 1] = 255
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def write_scenes(path: Path, images: int = 12, **members: bytes) -> Path:
-    """A quarter of the pictures is empty."""
-    generator = np.random.default_rng(0)
-    inside = {}
-    for number in range(images):
-        x, y, width, height = generator.integers(1, 12, 4).tolist()
-        box, label = (x, y, x + width, y + height), number % 4
-        marks = [{"label": label - 1, "box": box, "difficult": 0}] if label else []
-        inside[f"{number:03}.png"] = coloured(label, box)
-        inside[f"{number:03}.json"] = json.dumps({"width": 30, "height": 24, "objects": marks}).encode()
-    pack(path, {**inside, **{name.replace("_", "."): data for name, data in members.items()}})
-    (path.parent / "classes.json").write_text(json.dumps(COLOURS))
-    return path
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "seer.py").write_text(DETECTORS)
-    write_scenes(tmp_path / "data" / "val-0.tar")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def scenes_of(place: Path) -> Scenes:
-    return find_scenes(place / "data")
+def detect(model: nn.Module, data: SceneSet, **options: Any) -> tuple[list[Answer], list[Target]]:
+    """What one detector finds."""
+    detector = Detector("the model", model)
+    (found,), targets = detect_all([detector], read_scenes(data, **options), len(data.scenes.classes), "cpu")
+    return found, targets
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_found_in_every_scene(workers: int, place: Path) -> None:
-    detections, targets = detect(Seer(), SceneSet(scenes_of(place)), "cpu", batch=5, workers=workers)
+def test_what_is_found_in_every_scene(workers: int, scenes: Path) -> None:
+    detections, targets = detect(Seer(), SceneSet(scenes_of(scenes)), batch=5, workers=workers)
     assert len(detections) == len(targets) == 12
     assert set(voc_ap(detections, targets, COLOURS).values()) == {1.0}
-    detections, targets = detect(Seer(blind=2), SceneSet(scenes_of(place)), "cpu")
+    detections, targets = detect(Seer(blind=2), SceneSet(scenes_of(scenes)))
     assert voc_ap(detections, targets, COLOURS) == pytest.approx({"red": 1, "green": 0, "blue": 1})
 
 
-def test_labels_of_the_network_become_those_of_the_data(place: Path) -> None:
+def test_labels_of_the_network_become_those_of_the_data(scenes: Path) -> None:
     # The network says 2, 3, 4 for red, green, blue; what it calls 3 is not asked for.
     detector = Detector("seer", Seer(shift=1), {2: 1, 4: 3})
-    (detections,), targets = detect_all([detector], SceneSet(scenes_of(place)), "cpu")
+    (detections,), targets = detect_all([detector], read_scenes(SceneSet(scenes_of(scenes))), 3, "cpu")
     assert voc_ap(detections, targets, COLOURS) == pytest.approx({"red": 1, "green": 0, "blue": 1})
     assert sum(len(one["labels"]) for one in detections) == 6
-    (detections,), _ = detect_all([Detector("seer", Seer(shift=-1))], SceneSet(scenes_of(place)), "cpu")
+    (detections,), _ = detect_all(
+        [Detector("seer", Seer(shift=-1))], read_scenes(SceneSet(scenes_of(scenes))), 3, "cpu"
+    )
     assert sum(len(one["labels"]) for one in detections) == 6  # 0 is background
 
 
-def test_answers_that_are_none(place: Path) -> None:
-    data = SceneSet(scenes_of(place))
+def test_answers_that_are_none(scenes: Path) -> None:
+    data = SceneSet(scenes_of(scenes))
     with pytest.raises(
         LeanconvError, match=r"the model answers the label 4, but the data has 3 classes; give --classes"
     ):
-        detect(Seer(shift=1), data, "cpu")
+        detect(Seer(shift=1), data)
     with pytest.raises(LeanconvError, match="answers NaN or infinity"):
-        detect(Seer(scale=math.inf), data, "cpu")
+        detect(Seer(scale=math.inf), data)
     with pytest.raises(LeanconvError, match="raised TypeError on a batch of shape"):
-        detect(nn.Conv2d(3, 3, 1), data, "cpu")
+        detect(nn.Conv2d(3, 3, 1), data)
     with pytest.raises(LeanconvError, match="returned a list where a dict with boxes, labels, scores for every image"):
-        detect(nn.Identity(), data, "cpu")
+        detect(nn.Identity(), data)
 
 
-def test_pictures_that_cannot_be_used(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_that_cannot_be_used(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = {"150_png": b"no picture", "150_json": b'{"width": 30, "height": 24, "objects": []}'}
-    scenes = find_scenes(write_scenes(place / "more" / "val.tar", 150, **broken))
+    found = find_scenes(write_scenes(scenes / "more" / "val.tar", 150, **broken))
     bad: list[str] = []
-    (detections,), targets = detect_all([Detector("seer", Seer())], SceneSet(scenes), "cpu", bad=bad)
+    detections, targets = detect(Seer(), SceneSet(found), bad=bad)
     assert (len(detections), len(targets), bad) == (150, 150, ["val.tar/150.png"])
     assert "cannot read val.tar/150.png (UnidentifiedImageError" in capsys.readouterr().err
     other = {"012_png": coloured(1, (0, 0, 5, 5)), "012_json": b'{"width": 9, "height": 24, "objects": []}'}
-    scenes = find_scenes(write_scenes(place / "few" / "val.tar", 12, **other))
+    found = find_scenes(write_scenes(scenes / "few" / "val.tar", 12, **other))
     with pytest.raises(LeanconvError, match=r"1 of 13 images cannot be read \(val.tar/012.png\), more than 1 %"):
-        detect(Seer(), SceneSet(scenes), "cpu")
+        detect(Seer(), SceneSet(found))
     assert "is 30 x 24 pixels, but its annotation is for 9 x 24" in capsys.readouterr().err
 
 
@@ -180,13 +109,12 @@ def test_names_of_trained_weights() -> None:
     import torchvision
 
     names = torchvision.models.get_weight("FasterRCNN_ResNet50_FPN_Weights.DEFAULT").meta["categories"]
-    labels = _labels("net", 91, names, None, VOC_CLASSES, None)
+    labels = detector_labels("net", 91, names, VOC_CLASSES, None)
     assert labels is not None
     assert {names[theirs]: VOC_CLASSES[ours - 1] for theirs, ours in labels.items()}["tv"] == "tvmonitor"
     assert sorted(labels.values()) == list(range(1, 21))
-    assert _labels("fast", 91, None, names, VOC_CLASSES, None) == labels  # accelerated from those weights
-    assert _labels("own", 21, None, names, VOC_CLASSES, None) is None
+    assert detector_labels("own", 21, names, VOC_CLASSES, None) is None
     with pytest.raises(LeanconvError, match="net knows no emu by its weights' categories; give data with classes it"):
-        _labels("net", 91, names, None, ["cat", "emu"], None)
+        detector_labels("net", 91, names, ["cat", "emu"], None)
     with pytest.raises(LeanconvError, match="own tells 9 classes apart, background included, but the data has 20"):
-        _labels("own", 9, None, names, VOC_CLASSES, None)
+        detector_labels("own", 9, names, VOC_CLASSES, None)

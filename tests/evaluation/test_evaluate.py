@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -18,40 +17,10 @@ from torch.nn import functional as F
 
 from leanconv import LeanconvError
 from leanconv.evaluation.class_names import ClassIndices
-from leanconv.evaluation.classification import answers, averaged, logits_and_labels
+from leanconv.evaluation.classification import answers, averaged
 from leanconv.evaluation.paired import compare, kl_divergence, paired_interval
 from leanconv.images import Preprocess, TenViews, find_pictures, stream
-from tests.images.test_images import SMALL
-
-
-def encoded(size: tuple[int, int] = (30, 24), seed: int = 0, form: str = "PNG") -> bytes:
-    buffer = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(buffer, form)
-    return buffer.getvalue()
-
-
-def pack(path: Path, members: dict[str, bytes]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return path
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    for shard in range(3):
-        members = {}
-        for number in range(2):
-            key = f"{shard}{number}"
-            members[f"{key}.jpg"] = encoded(seed=shard, form="JPEG")
-            members[f"{key}.cls"] = f"{shard:03}\n".encode()
-        pack(tmp_path / "shards" / f"val-{shard:03}.tar", members)
-    return tmp_path / "shards"
-
+from tests.support.pictures import SMALL, encoded
 
 # Ten views.
 
@@ -135,7 +104,7 @@ def test_networks_see_the_same_batches_decoded_once(shards: Path) -> None:
     (a, b), labels = answers(models, stream(pictures, prepare, batch=4), classes, "cpu")
     assert len(decoded) == len(pictures)
     assert torch.allclose(2 * a, b, atol=1e-5)
-    alone, same_labels = logits_and_labels(Shape(), stream(pictures, SMALL, batch=6), classes, "cpu")
+    (alone,), same_labels = answers([("a", Shape())], stream(pictures, SMALL, batch=6), classes, "cpu")
     assert torch.allclose(alone, a, atol=1e-5)
     assert torch.equal(labels, same_labels)
     with pytest.raises(LeanconvError, match="a has 3 outputs and b has 4 outputs"):

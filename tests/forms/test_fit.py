@@ -12,7 +12,8 @@ from leanconv.forms.fit import measure
 from leanconv.network.sites import Site
 from leanconv.network.survey import survey
 from leanconv.solve import moments
-from tests.conftest import plain_network, smooth_images
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 
 @pytest.fixture(scope="module")

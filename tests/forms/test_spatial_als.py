@@ -18,11 +18,10 @@ from leanconv.errors import LeanconvError
 from leanconv.pipeline import spatial_als as sweeping
 from leanconv.solve import Moments, SpatialFactors, spatial_basis, swept
 from leanconv.solve.spatial_als import WHITE
-from tests.cli.test_cli import NETWORK, call
-from tests.conftest import plain_network, relative, smooth_images
-from tests.images.test_images import write_picture
-from tests.pipeline.test_accelerate import CONV_CASES, full_ranks, network_of
-from tests.ranks.test_sensitivity import residual
+from tests.support.command import NETWORK, call
+from tests.support.equality import relative
+from tests.support.networks import CONV_CASES, full_ranks, network_of, plain_network, residual
+from tests.support.pictures import smooth_images, write_picture
 
 QUICK: dict[str, Any] = {"samples": 2000, "progress": False}
 

@@ -8,81 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from leanconv import LeanconvError
-from leanconv.images.detection_data import Scenes, SceneSet, collate, find_scenes, splits
+from leanconv.evaluation.detection import read_scenes
+from leanconv.images.detection_data import Scenes, SceneSet, find_scenes, splits
 from leanconv.images.detection_formats import VOC_CLASSES
-from tests.evaluation.test_evaluate import encoded, pack
-
-# Pictures of 30 x 24: class, box in pixels from 0 to the width, difficult. The last has nothing in it.
-Marks = list[tuple[str, tuple[float, float, float, float], bool]]
-TRUTH: dict[str, Marks] = {
-    "a": [("dog", (0, 0, 10, 12), False), ("cat", (5, 6, 30, 24), True)],
-    "b": [("cat", (1, 2, 3, 4), False)],
-    "c": [],
-}
-
-
-def write_voc(root: Path, truth: dict[str, Marks] = TRUTH, split: str = "val") -> Path:
-    folder = root / "VOC2012"
-    for name in ("JPEGImages", "Annotations", "ImageSets/Main"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    for number, (name, marks) in enumerate(truth.items()):
-        (folder / "JPEGImages" / f"{name}.jpg").write_bytes(encoded(seed=number, form="JPEG"))
-        objects = "".join(
-            f"<object><name>{kind}</name><difficult>{int(difficult)}</difficult><bndbox><xmin>{box[0] + 1}</xmin>"
-            f"<ymin>{box[1] + 1}</ymin><xmax>{box[2]}</xmax><ymax>{box[3]}</ymax></bndbox>"
-            "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part></object>"
-            for kind, box, difficult in marks
-        )
-        text = f"<annotation><size><width>30</width><height>24</height></size>{objects}</annotation>"
-        (folder / "Annotations" / f"{name}.xml").write_text(text)
-    (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(truth) + "\n")
-    return folder
-
-
-def coco(truth: dict[str, Marks] = TRUTH) -> dict:
-    """Category ids with gaps, not in order of name or place."""
-    ids = {"dog": 7, "cat": 3}
-    marks = [(number, mark) for number, name in enumerate(truth) for mark in truth[name]]
-    return {
-        "images": [{"id": i, "file_name": f"{name}.jpg", "width": 30, "height": 24} for i, name in enumerate(truth)],
-        "categories": [{"id": number, "name": name} for name, number in ids.items()],
-        "annotations": [
-            {
-                "image_id": image,
-                "category_id": ids[kind],
-                "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]],
-                "iscrowd": int(difficult),
-            }
-            for image, (kind, box, difficult) in marks
-        ],
-    }
-
-
-def write_coco(root: Path, truth: dict[str, Marks] = TRUTH) -> Path:
-    for number, name in enumerate(truth):
-        (root / f"{name}.jpg").write_bytes(encoded(seed=number, form="JPEG"))
-    (root / "marks.json").write_text(json.dumps(coco(truth)))
-    return root / "marks.json"
-
-
-def pairs(truth: dict[str, Marks] = TRUTH, numbers: list[str] | None = None) -> dict[str, bytes]:
-    """Members of a shard; labels are names, or where in ``numbers`` they are."""
-    members = {}
-    for number, (name, marks) in enumerate(truth.items()):
-        objects = [
-            {"label": numbers.index(kind) if numbers else kind, "box": list(box), "difficult": int(difficult)}
-            for kind, box, difficult in marks
-        ]
-        members[f"{name}.jpg"] = encoded(seed=number, form="JPEG")
-        members[f"{name}.json"] = json.dumps({"width": 30, "height": 24, "objects": objects}).encode()
-    return members
-
-
-def write_shard(root: Path, truth: dict[str, Marks] = TRUTH) -> Path:
-    return pack(root / "val-0.tar", pairs(truth))
+from tests.support.pictures import encoded, pack
+from tests.support.scenes import TRUTH, Marks, coco, pairs, write_coco, write_shard, write_voc
 
 
 def said(scenes: Scenes) -> list[Marks]:
@@ -310,7 +242,7 @@ def test_items_are_images_and_targets(tmp_path: Path) -> None:
     assert 0 <= image.min() < image.max() <= 1
     assert target["boxes"].tolist() == [[1, 2, 3, 4]]
     assert (target["labels"].tolist(), target["difficult"].tolist(), int(target["image_id"])) == ([1], [False], 1)
-    images, targets = next(iter(DataLoader(SceneSet(scenes), 3, collate_fn=collate)))
+    images, targets = next(iter(read_scenes(SceneSet(scenes))))
     assert torch.equal(images[1], image)
     assert [len(one["boxes"]) for one in targets] == [2, 1, 0]
 
@@ -333,7 +265,7 @@ def test_mirrored_boxes_lie_on_the_same_pixels(tmp_path: Path) -> None:
 
 def test_spread_takes_scenes_from_everywhere(tmp_path: Path) -> None:
     scenes = find_scenes(write_shard(tmp_path))
-    assert scenes.spread(2).scenes == scenes[:2]
+    assert scenes.spread(2).scenes == scenes.scenes[:2]
     assert scenes.spread(9) == scenes
     assert scenes.spread(1).classes == scenes.classes
 

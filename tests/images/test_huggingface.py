@@ -10,9 +10,8 @@ import torch
 
 from leanconv import LeanconvError
 from leanconv.evaluation.class_names import class_indices
-from leanconv.images import find_pictures, held_out, read_all
-from tests.evaluation.test_evaluate import encoded
-from tests.images.test_images import SMALL, write_picture
+from leanconv.images import Pictures, find_pictures, held_out
+from tests.support.pictures import SMALL, encoded, write_picture
 
 
 def saved_dataset(folder: Path, images: str = "image", labels: str = "label", *, named: bool = True) -> Path:
@@ -48,8 +47,8 @@ def test_saved_datasets(images: str, labels: str, named: bool, tmp_path: Path) -
 
 def test_workers_read_datasets(tmp_path: Path) -> None:
     found = find_pictures(saved_dataset(tmp_path / "set"))
-    here, there = read_all(found, SMALL), read_all(found, SMALL, workers=2, batch=1)
-    assert torch.equal(torch.cat(here.batches), torch.cat(there.batches))
+    here, there = Pictures(found, SMALL), Pictures(found, SMALL, workers=2, batch=1)
+    assert torch.equal(torch.cat(list(here)), torch.cat(list(there)))
 
 
 def test_splits_must_be_named(tmp_path: Path) -> None:

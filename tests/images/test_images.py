@@ -14,15 +14,9 @@ from PIL import Image
 from leanconv import LeanconvError
 from leanconv.evaluation.class_names import class_indices
 from leanconv.evaluation.classification import accuracy, agreement
-from leanconv.images import Preprocess, find_pictures, read_all
+from leanconv.images import Pictures, Preprocess, find_pictures
 from leanconv.images.loading import spread
-
-SMALL = Preprocess(size=16, resize=16)
-
-
-def write_picture(path: Path, shade: int = 128, size: tuple[int, int] = (20, 18)) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (shade, shade // 2, 255 - shade)).save(path)
+from tests.support.pictures import SMALL, write_picture
 
 
 @pytest.fixture
@@ -41,9 +35,9 @@ def test_folder_and_tar_give_the_same(folder: Path, tmp_path: Path) -> None:
     a, b = find_pictures(folder), find_pictures(tmp_path / "photos.tar")
     assert [(p.label, Path(p.name).name) for p in a] == [(p.label, Path(p.name).name) for p in b]
     assert [p.label for p in a] == ["cat"] * 3 + ["dog"] * 3
-    left, right = read_all(a, SMALL), read_all(b, SMALL, workers=2, batch=4)
-    assert torch.equal(torch.cat(left.batches), torch.cat(right.batches))
-    assert left.batches[0].shape == (6, 3, 16, 16)
+    left, right = list(Pictures(a, SMALL)), list(Pictures(b, SMALL, workers=2, batch=4))
+    assert torch.equal(torch.cat(left), torch.cat(right))
+    assert left[0].shape == (6, 3, 16, 16)
 
 
 def test_preprocessing_is_the_usual_one(tmp_path: Path) -> None:
@@ -72,9 +66,10 @@ def test_one_bad_picture_in_many_is_named_and_left_out(tmp_path: Path, capsys) -
         write_picture(tmp_path / f"{number:03}.png")
     whole = (tmp_path / "007.png").read_bytes()
     (tmp_path / "007.png").write_bytes(whole[: len(whole) // 2])
-    read = read_all(find_pictures(tmp_path), SMALL)
+    read = Pictures(find_pictures(tmp_path), SMALL)
+    batches = list(read)
     assert read.unreadable == ["007.png"]
-    assert read.count == 119
+    assert sum(map(len, batches)) == 119
     assert "warning: cannot read 007.png" in capsys.readouterr().err
 
 
@@ -82,7 +77,7 @@ def test_what_is_no_picture_is_said_without_a_place_in_memory(tmp_path: Path, ca
     for number in range(120):
         write_picture(tmp_path / f"{number:03}.png")
     (tmp_path / "007.png").write_bytes(b"some text")
-    read_all(find_pictures(tmp_path), SMALL)
+    list(Pictures(find_pictures(tmp_path), SMALL))
     said = capsys.readouterr().err
     assert "cannot read 007.png (UnidentifiedImageError: it is no picture in a known format); it is left out." in said
 
@@ -90,7 +85,7 @@ def test_what_is_no_picture_is_said_without_a_place_in_memory(tmp_path: Path, ca
 def test_many_bad_pictures_are_refused(folder: Path) -> None:
     (folder / "dog" / "0.jpg").write_bytes(b"")
     with pytest.raises(LeanconvError, match=r"1 of 6 images cannot be read \(dog/0.jpg\), more than 1 %"):
-        read_all(find_pictures(folder), SMALL)
+        list(Pictures(find_pictures(folder), SMALL))
 
 
 @pytest.mark.parametrize(

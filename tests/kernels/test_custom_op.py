@@ -9,19 +9,7 @@ from torch import Tensor, nn
 from leanconv.kernels import modules, optimize_
 from leanconv.kernels.custom_op import eager, factored
 from leanconv.network.survey import survey
-from tests.kernels.test_optimize import row
-
-GEOMETRY = [2, 1, 1, 0, 1, 2]
-ONE = [1, 1, 0, 0, 1, 1]
-
-
-def operands(number: int, *, last: bool = False) -> tuple[object, ...]:
-    g = torch.Generator().manual_seed(0)
-    sizes = [(5, 16, 3, 3), (7, 5, 1, 1), (9, 7, 1, 1)][:number]
-    weights = [torch.randn(size, generator=g) for size in sizes]
-    x = torch.randn(2, 16, 12, 12, generator=g)
-    x = x.contiguous(memory_format=torch.channels_last) if last else x
-    return x, weights, torch.randn(sizes[-1][0], generator=g), None, [*GEOMETRY, *ONE * (number - 1)], "silu", True
+from tests.support.fused import operands, row
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

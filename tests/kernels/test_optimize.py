@@ -16,17 +16,9 @@ from leanconv.errors import LeanconvError
 from leanconv.kernels import availability, describe, fused_layers, optimize_
 from leanconv.kernels.modules import Absorbed, FusedConv2d, FusedFactored
 from leanconv.network.layers.factored import Factored
-from tests.conftest import plain_network, settle_batch_norms, smooth_images
-
-
-def pair(c: int = 16, rank: int = 5, d: int = 24, **changes: object) -> Factored:
-    modules = [("reduce", nn.Conv2d(c, rank, 3, padding=1, bias=False)), ("expand", nn.Conv2d(rank, d, 1))]
-    return Factored(modules, (d, c, 3, 3))
-
-
-def row(*following: nn.Module) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(pair(), *following).eval().requires_grad_(False)
+from tests.support.fused import pair, row
+from tests.support.networks import plain_network, settle_batch_norms
+from tests.support.pictures import smooth_images
 
 
 @pytest.mark.parametrize("scheme", ["channel", "spatial", "3d"])

@@ -16,10 +16,11 @@ from torch.nn.utils import parametrizations
 import leanconv
 from leanconv.network import reasons
 from leanconv.network.effective_conv import plain_form
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.kinds import geometry_of
 from leanconv.network.survey import survey
-from tests.conftest import relative, settle_batch_norms, smooth_images
-from tests.pipeline.test_accelerate import full_ranks
+from tests.support.equality import relative
+from tests.support.networks import full_ranks, settle_batch_norms
+from tests.support.pictures import smooth_images
 
 
 class PadsOneSide(nn.Conv2d):
@@ -155,7 +156,7 @@ def test_a_linear_layer_with_a_computed_weight() -> None:
     layer = Halves(12, 10)
     found = plain_form(layer, ())
     assert found is not None
-    assert found.geometry == Geometry.of(layer)
+    assert found.geometry == geometry_of(layer)
     assert torch.equal(found.weight, layer.weight / 2)
 
 

@@ -14,7 +14,9 @@ import leanconv
 from leanconv.network.dry_run import Trial
 from leanconv.network.links import find_links
 from leanconv.network.survey import survey
-from tests.conftest import relative, settle_batch_norms, smooth_images
+from tests.support.equality import relative
+from tests.support.networks import settle_batch_norms
+from tests.support.pictures import smooth_images
 
 
 @torch.jit.script

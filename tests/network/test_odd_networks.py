@@ -15,8 +15,9 @@ import leanconv
 from leanconv.network import reasons
 from leanconv.network.dry_run import Trial
 from leanconv.network.survey import survey
-from tests.conftest import relative, settle_batch_norms, smooth_images
-from tests.pipeline.test_accelerate import full_ranks
+from tests.support.equality import relative
+from tests.support.networks import full_ranks, settle_batch_norms
+from tests.support.pictures import smooth_images
 
 
 class Odd(nn.Module):

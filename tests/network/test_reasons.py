@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 import leanconv
 from leanconv.network import reasons
-from tests.conftest import plain_network, smooth_images
-from tests.network.test_survey import Odd
+from tests.support.networks import Odd, plain_network
+from tests.support.pictures import smooth_images
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "networks.md").read_text()
 

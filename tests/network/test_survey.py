@@ -11,10 +11,10 @@ from leanconv.errors import LeanconvError
 from leanconv.network import reasons
 from leanconv.network.dry_run import Trial
 from leanconv.network.fold import folded
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.kinds import geometry_of
 from leanconv.network.replaceable import replaceable
 from leanconv.network.survey import survey
-from tests.conftest import plain_network, settle_batch_norms
+from tests.support.networks import Odd, plain_network, settle_batch_norms
 
 SAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -107,41 +107,6 @@ def test_activation_parameters_are_read() -> None:
     assert survey(model, SAMPLE).sites[0].activation.parameters == {"slope": 0.3}
 
 
-class Odd(nn.Module):
-    """One of everything that is left alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain = nn.Conv2d(3, 8, 3, padding=1)
-        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
-        self.grouped = nn.Conv2d(8, 8, 3, padding=1, groups=2)
-        self.again = nn.Conv2d(8, 8, 3, padding=1)
-        self.up = nn.ConvTranspose2d(8, 8, 2, stride=2)
-        self.unused = nn.Conv2d(8, 8, 3)
-        self.line = nn.Conv1d(8, 8, 3)
-        self.tied = nn.Conv2d(8, 8, 3, padding=1)
-        self.tied_too = nn.Conv2d(8, 8, 3, padding=1)
-        self.tied_too.weight = self.tied.weight
-        self.hooked = nn.Conv2d(8, 8, 3, padding=1)
-        self.hooked.register_forward_hook(lambda module, given, answer: answer + 1)
-        self.custom = CustomConv(8, 8, 3, padding=1)
-        self.kernel = nn.Parameter(torch.randn(8, 8, 3, 3))
-        self.listed = [nn.Conv2d(8, 8, 3, padding=1)]
-        self.held = self.listed[0]
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.grouped(self.depthwise(self.plain(x)))
-        x = self.up(self.again(self.again(x)))
-        x = self.custom(self.hooked(self.tied_too(self.tied(x))))
-        x = self.listed[0](F.conv2d(x, self.kernel))
-        return self.line(x.flatten(2))
-
-
-class CustomConv(nn.Conv2d):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 2
-
-
 def test_every_reason() -> None:
     model = Odd().eval()
     found = survey(model, SAMPLE)
@@ -227,7 +192,7 @@ def test_same_padding_margins(kernel: tuple[int, int], dilation: int) -> None:
     conv = nn.Conv2d(3, 4, kernel, padding="same", dilation=dilation)
     plain = nn.Conv2d(3, 4, kernel, dilation=dilation)
     plain.load_state_dict(conv.state_dict())
-    (top, left), (bottom, right) = Geometry.of(conv).margins((9, 9))
+    (top, left), (bottom, right) = geometry_of(conv).margins((9, 9))
     padded = F.pad(SAMPLE, (left, right, top, bottom))
     assert torch.allclose(conv(SAMPLE), plain(padded), atol=1e-6)
 

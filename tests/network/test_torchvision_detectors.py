@@ -10,19 +10,11 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv import LeanconvError, models
-from tests.conftest import smooth_images
+from tests.support.networks import small_features
+from tests.support.pictures import smooth_images
 
 NAMES = ["fast", "faster"]
 BOX = torch.tensor([[14.0, 10.0, 50.0, 42.0]])
-
-
-def small_features() -> nn.Sequential:
-    """VGG in small: four blocks of a convolution, a ReLU and a pooling."""
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for inputs, outputs in [(3, 8), (8, 12), (12, 16), (16, 20)]:
-        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
-    return models.initialise(nn.Sequential(*layers))
 
 
 def detector(name: str, features: nn.Module | None = None, **arguments) -> nn.Module:

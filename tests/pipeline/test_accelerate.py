@@ -17,67 +17,12 @@ from leanconv import LeanconvError
 from leanconv.config import Refine
 from leanconv.network import reasons
 from leanconv.network.survey import survey
-from tests.conftest import plain_network, relative, settle_batch_norms, smooth_images
+from tests.support.equality import relative
+from tests.support.networks import CONV_CASES, full_ranks, network_of, plain_network
+from tests.support.pictures import smooth_images
+from tests.support.runs import accelerate
 
 SCHEMES = ["channel", "spatial", "3d"]
-
-
-def accelerate(model: nn.Module, images, speedup: float = 2.0, **arguments):
-    return leanconv.accelerate(model, images, speedup, **{"progress": False, "samples": 2000, **arguments})
-
-
-# One table drives every scheme: attributes of the layer under test, between two plain ones.
-CONV_CASES: dict[str, dict] = {
-    "plain": {"kernel_size": 3, "padding": 1},
-    "no padding": {"kernel_size": 3},
-    "stride": {"kernel_size": 3, "padding": 1, "stride": 2},
-    "unequal stride": {"kernel_size": 3, "padding": 1, "stride": (2, 1)},
-    "dilation": {"kernel_size": 3, "padding": 2, "dilation": 2},
-    "no bias": {"kernel_size": 3, "padding": 1, "bias": False},
-    "same": {"kernel_size": 3, "padding": "same"},
-    "same, even kernel": {"kernel_size": 4, "padding": "same"},
-    "same, dilation": {"kernel_size": 3, "padding": "same", "dilation": 3},
-    "valid": {"kernel_size": 3, "padding": "valid"},
-    "reflect": {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
-    "replicate": {"kernel_size": 5, "padding": 2, "padding_mode": "replicate"},
-    "circular": {"kernel_size": 3, "padding": (1, 2), "padding_mode": "circular"},
-    "wide kernel": {"kernel_size": (3, 5), "padding": (1, 2)},
-    "tall kernel, stride": {"kernel_size": (5, 2), "stride": (1, 2)},
-    "column": {"kernel_size": (3, 1), "padding": (1, 0)},
-    "groups": {"kernel_size": 3, "padding": 1, "groups": 2},
-    "groups, stride, dilation": {"kernel_size": (3, 5), "stride": 2, "dilation": (1, 2), "groups": 2},
-    "1 x 1": {"kernel_size": 1},
-    "1 x 1, groups": {"kernel_size": 1, "groups": 2, "bias": False},
-    "1 x 1, stride": {"kernel_size": 1, "stride": 2},
-}
-
-
-def network_of(case: dict, out_channels: int = 10) -> nn.Module:
-    torch.manual_seed(0)
-    return settle_batch_norms(
-        nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(8, out_channels, **case),
-            nn.BatchNorm2d(out_channels),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(out_channels, 6, 3),
-            nn.Flatten(2),
-        )
-    )
-
-
-def full_ranks(model: nn.Module, images: Tensor, scheme: str, names: list[str]) -> dict:
-    ranks: dict = {}
-    for site in survey(model, images[:1]).sites:
-        g = site.geometry
-        if site.name not in names or (scheme == "spatial" and not g.splits_spatially):
-            continue
-        if scheme == "channel" or not g.splits_spatially:
-            ranks[site.name] = g.channel_limit
-        else:
-            ranks[site.name] = g.spatial_limit if scheme == "spatial" else (g.spatial_limit, g.channel_limit)
-    return ranks
 
 
 @pytest.mark.parametrize("refine", [None, "none"])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from leanconv import LeanconvError
-from tests.conftest import plain_network
-from tests.pipeline.test_accelerate import accelerate
+from tests.support.networks import plain_network
+from tests.support.runs import accelerate
 
 REFUSALS = [
     ({"speedup": 1.0}, r"speedup=1.0 must be a number above 1"),

@@ -9,7 +9,9 @@ from torch import nn
 import leanconv
 from leanconv.network import reasons
 from leanconv.solve import activation, nonlinear, parted, pca, reduced_rank, unseen
-from tests.conftest import plain_network, relative, smooth_images
+from tests.support.equality import relative
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 pytestmark = [
     pytest.mark.gpu,

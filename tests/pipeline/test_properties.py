@@ -22,8 +22,8 @@ from torch.nn import functional as F
 import leanconv
 from leanconv.network import reasons
 from leanconv.network.survey import survey
-from tests.conftest import relative, settle_batch_norms
-from tests.pipeline.test_accelerate import full_ranks
+from tests.support.equality import relative
+from tests.support.networks import full_ranks, settle_batch_norms
 
 CASES = int(os.environ.get("LEANCONV_CASES", "100"))
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

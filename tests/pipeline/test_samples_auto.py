@@ -19,9 +19,11 @@ from leanconv.forms.fit import samples_needed
 from leanconv.report import write_report
 from leanconv.result import Accelerated
 from leanconv.storage import folder as storage
-from tests.cli.test_cli import COMMON, leanconv_command, place  # noqa: F401
-from tests.conftest import plain_network, relative, smooth_images
-from tests.storage.test_workdir import assert_equal, killed_after, original_is_not_measured, run
+from tests.support.command import COMMON
+from tests.support.equality import assert_equal, relative
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
+from tests.support.workdirs import killed_after, original_is_not_measured, run
 
 
 def auto(images: Tensor | None = None, model: nn.Module | None = None, **other: Any) -> Accelerated:
@@ -219,7 +221,7 @@ ACCELERATE = f"accelerate net.py:build --images photos --speedup 2 --out fast {C
 
 
 @pytest.mark.usefixtures("place")
-def test_the_command_line(leanconv_command) -> None:  # noqa: F811
+def test_the_command_line(leanconv_command) -> None:
     code, out, err = leanconv_command(f"{ACCELERATE} --samples auto --json --quiet --report")
     assert code == 0, err
     found = json.loads(out)
@@ -232,7 +234,7 @@ def test_the_command_line(leanconv_command) -> None:  # noqa: F811
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("given", ["many", "0"])
-def test_the_command_line_refuses_other_words(given: str, leanconv_command) -> None:  # noqa: F811
+def test_the_command_line_refuses_other_words(given: str, leanconv_command) -> None:
     code, _, err = leanconv_command(f"{ACCELERATE} --samples {given}")
     assert code == 2
     assert "must be a whole number from 1 on, or 'auto'." in err

@@ -14,8 +14,8 @@ import leanconv
 from leanconv.calibrate.probes import Responses
 from leanconv.forms.fit import Fit
 from leanconv.pipeline.solve_layers import Solving
-from tests.conftest import plain_network, smooth_images
-from tests.ranks.test_sensitivity import residual
+from tests.support.networks import plain_network, residual
+from tests.support.pictures import smooth_images
 
 
 @pytest.mark.parametrize("build", [plain_network, residual])

@@ -30,8 +30,9 @@ from leanconv.ranks.latency.layer_times import Stopwatch, conditions_of, example
 from leanconv.ranks.latency.onnx_writer import written
 from leanconv.runtimes.bench.measure import Rounds
 from leanconv.runtimes.runners import RUNTIMES
-from tests.conftest import plain_network, smooth_images
-from tests.ranks.test_ranks import NETWORK, candidate
+from tests.support.candidates import NETWORK, candidate
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 
 @pytest.fixture(autouse=True)
@@ -400,7 +401,7 @@ def test_all_the_time_in_the_world() -> None:
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from tests.evaluation.test_evaluate import encoded
+    from tests.support.pictures import encoded
 
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\n\ndef build():\n    torch.manual_seed(0)\n    return nn.Sequential("

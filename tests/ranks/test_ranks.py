@@ -11,34 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leanconv.errors import LeanconvError
-from leanconv.network.layers.geometry import Cost, Geometry
-from leanconv.ranks import Candidate, Choice, by_hand, select
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry
+from leanconv.ranks import Choice, by_hand, select
 from leanconv.ranks.candidates import Energies
 from leanconv.ranks.search_dynamic import best_in_window
 from leanconv.ranks.search_greedy import Ladder, greedy
-
-
-def candidate(name: str, c: int, d: int, size: int = 14, k: int = 3, decay: float = 0.9) -> Candidate:
-    geometry = Geometry(kind="conv2d", in_channels=c, out_channels=d, kernel=(k, k), padding=(k // 2, k // 2))
-    channel = Energies([decay**i for i in range(geometry.channel_limit)])
-    spatial = Energies([decay**i for i in range(geometry.spatial_limit)]) if k > 1 else None
-    cost = Cost.of(geometry, (size, size), (size, size))
-    return Candidate(name=name, geometry=geometry, cost=cost, channel=channel, spatial=spatial)
-
-
-NETWORK = [
-    candidate("a", 64, 64, 56, decay=0.8),
-    candidate("b", 64, 128, 28, decay=0.95),
-    candidate("c", 128, 128, 28, decay=0.9),
-    candidate("d", 128, 256, 14, decay=0.97),
-]
-FIXED = 5_000_000
-
-
-def achieved(candidates: list[Candidate], plan, fixed: int) -> float:
-    before = fixed + sum(c.cost.dense for c in candidates)
-    after = fixed + sum(c.macs(plan.get(c.name)) for c in candidates)
-    return before / after
+from tests.support.candidates import FIXED, NETWORK, achieved, candidate
 
 
 @pytest.mark.parametrize("speedup", [1.01, 1.3, 2.0, 3.0, 4.0, 5.5])

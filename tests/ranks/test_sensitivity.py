@@ -17,8 +17,9 @@ import leanconv
 from leanconv.calibrate.batches import Batch
 from leanconv.calibrate.probes import Probe
 from leanconv.errors import LeanconvError
+from leanconv.forms.replace import Change
 from leanconv.network.fold import folded
-from leanconv.network.replace import Change, Factors
+from leanconv.network.layers.modules import Factors
 from leanconv.network.survey import survey
 from leanconv.ranks import Choice
 from leanconv.ranks.by_sensitivity import MOST, Curve, Felt, allowed, isotonic, least_change, lost
@@ -27,35 +28,16 @@ from leanconv.ranks.sensitivity import measure
 from leanconv.ranks.sensitivity.output_change import Listener, Projected
 from leanconv.ranks.sensitivity.split_loss import split_loss
 from leanconv.solve import spatial_basis
-from tests.cli.test_cli import NETWORK as NET_PY
-from tests.cli.test_cli import call
-from tests.conftest import plain_network, relative, smooth_images
-from tests.images.test_images import write_picture
-from tests.pipeline.test_accelerate_detectors import build
-from tests.ranks.test_ranks import FIXED, NETWORK, achieved
+from tests.support.candidates import FIXED, NETWORK, achieved
+from tests.support.command import NETWORK as NET_PY
+from tests.support.command import call
+from tests.support.detectors import build
+from tests.support.equality import relative
+from tests.support.networks import plain_network, residual
+from tests.support.pictures import smooth_images, write_picture
 
 CPU = torch.device("cpu")
 QUICK: dict[str, Any] = {"samples": 2000, "progress": False, "solver": "linear"}
-
-
-class Residual(nn.Module):
-    """Two blocks, the second with 1 x 1 layers around its 3 x 3 one and on the shortcut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, padding=1)
-        self.a = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
-        self.b = nn.Sequential(
-            nn.Conv2d(16, 24, 1), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 48, 1)
-        )
-        self.shortcut = nn.Conv2d(16, 48, 1)
-        self.head = nn.Linear(48, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).relu()
-        x = (x + self.a(x)).relu()
-        x = (self.shortcut(x) + self.b(x)).relu()
-        return self.head(x.mean((2, 3)))
 
 
 class Deaf(nn.Module):
@@ -70,11 +52,6 @@ class Deaf(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x).relu()
         return (self.heard(x).relu() + 0 * self.unheard(x).relu()).mean((2, 3))
-
-
-def residual() -> nn.Module:
-    torch.manual_seed(0)
-    return Residual().eval()
 
 
 def pointwise() -> nn.Module:
@@ -311,7 +288,7 @@ def test_other_schemes(scheme: Any) -> None:
     assert {layer.scheme for layer in result.layers} == {scheme}
 
 
-@pytest.mark.parametrize("scheme", ["channel", "spatial", "spatial-sgd", "3d"])
+@pytest.mark.parametrize("scheme", ["channel", "spatial", "3d"])
 def test_a_layer_whose_responses_never_vary(scheme: Any) -> None:
     network = plain_network(batch_norm=False)
     dead = network[2]

@@ -15,59 +15,8 @@ from leanconv.cli.networks import open_network
 from leanconv.report.compare import Comparison, compare
 from leanconv.report.compare.text import as_text
 from leanconv.storage.records import write_record
-from tests.cli.test_cli import ACCELERATE, leanconv_command, place  # noqa: F401
-from tests.conftest import plain_network, smooth_images
-
-QUICK = "--device cpu --quiet"
-
-
-def evaluation(lost: float, images: int = 200, data: str = "val", **more: Any) -> dict[str, Any]:
-    """As ``evaluate --json`` prints it, for an original that is right on 80 %."""
-    change = {"original": 0.8, "other": 0.8 - lost, "increase": lost, "low": lost - 0.01, "high": lost + 0.02}
-    return {"top1": change, "top5": change, "images": images, "data": data, "agreement": 0.9, "views": 1, **more}
-
-
-def timing(runtimes: dict[str, tuple[float, float]], threads: int = 1, cpu: str = "a CPU") -> dict[str, Any]:
-    """As ``bench --json`` prints it; milliseconds of the original and the other, by runtime."""
-
-    def one(ms: float) -> dict[str, Any]:
-        return {"median_ms": ms, "low_ms": 0.9 * ms, "high_ms": 1.1 * ms, "noisy": False}
-
-    return {
-        "machine": {"cpu": cpu, "gpu": None, "threads": threads, "torch": "2"},
-        "conditions": {"dtype": "float32", "input": "images of 3 x 16 x 16", "device": "cpu"},
-        "measurements": [
-            {
-                "runtime": runtime,
-                "batch": 1,
-                "networks": {"original": one(before), "folder": one(after)},
-                "ratio": {"value": before / after, "low": 0.9 * before / after, "high": 1.1 * before / after},
-            }
-            for runtime, (before, after) in runtimes.items()
-        ],
-        "layers": [],
-        "notes": [],
-    }
-
-
-@pytest.fixture(scope="module")
-def made() -> dict[str, leanconv.Accelerated]:
-    network, pictures = plain_network(), smooth_images()
-    other = plain_network((16, 24, 24, 24))
-    quick: dict[str, Any] = {"samples": 1000, "progress": False}
-    return {
-        "half": leanconv.accelerate(network, pictures, 2.0, **quick),
-        "third": leanconv.accelerate(network, pictures, 3.0, scheme="channel", **quick),
-        "another": leanconv.accelerate(other, pictures, 2.0, **quick),
-    }
-
-
-@pytest.fixture
-def saved(made: dict[str, leanconv.Accelerated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name, result in made.items():
-        result.save(name)
-    return tmp_path
+from tests.support.command import ACCELERATE
+from tests.support.comparisons import QUICK, evaluation, timing
 
 
 def test_cost_and_errors_come_from_the_results(saved: Path, made: dict[str, leanconv.Accelerated]) -> None:
@@ -142,7 +91,7 @@ def test_missing_figures_are_asked_for_like_those_there_are(saved: Path) -> None
     assert remarks[-1] == "MODEL stands for the original of third, as file.py:callable"
 
 
-def test_the_command_that_records_works_as_printed(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_the_command_that_records_works_as_printed(place: Path, leanconv_command) -> None:
     assert leanconv_command(f"{ACCELERATE} --out fast --quiet")[0] == 0
     _, out, _ = leanconv_command("compare fast")
     (command,) = re.findall(r"record it: leanconv (.*)", out)
@@ -152,7 +101,7 @@ def test_the_command_that_records_works_as_printed(place: Path, leanconv_command
     assert "no accuracy" not in leanconv_command("compare fast")[1]
 
 
-def test_weights_of_the_original_are_part_of_the_command(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_weights_of_the_original_are_part_of_the_command(place: Path, leanconv_command) -> None:
     own = open_network("net.py:build", None, None, None, default_weights="none").model
     safetensors.torch.save_file(own.state_dict(), "own.safetensors")
     assert leanconv_command(f"{ACCELERATE} --weights own.safetensors --out fast --quiet")[0] == 0
@@ -169,7 +118,7 @@ def test_different_originals_are_said(saved: Path) -> None:
     )
 
 
-def test_networks_of_different_names_are_said(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_networks_of_different_names_are_said(place: Path, leanconv_command) -> None:
     (place / "two.py").write_text((place / "net.py").read_text())
     assert leanconv_command(f"{ACCELERATE} --out one --quiet")[0] == 0
     assert leanconv_command(f"{ACCELERATE.replace('net.py', 'two.py')} --out two --quiet")[0] == 0
@@ -200,7 +149,7 @@ def test_figures_that_cannot_be_compared_are_said(records: dict[str, Any], said:
 
 
 @pytest.mark.parametrize("data", [{"top1": 1}, {}, {"map": {"original": 1}, "metric": "voc"}])
-def test_a_garbled_record_is_refused(data: dict[str, Any], saved: Path, leanconv_command) -> None:  # noqa: F811
+def test_a_garbled_record_is_refused(data: dict[str, Any], saved: Path, leanconv_command) -> None:
     write_record(saved / "half", "evaluation", data)
     code, _, err = leanconv_command("compare half")
     assert code == 2

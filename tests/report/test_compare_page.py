@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +16,11 @@ from leanconv.report.compare import compare
 from leanconv.report.compare.charts import against_macs, against_time
 from leanconv.report.compare.page import page
 from leanconv.storage.records import write_record
-from tests.cli.test_cli import leanconv_command  # noqa: F401
-from tests.report.test_compare import evaluation, made, saved, timing  # noqa: F401
+from tests.support.browser import needs_browser
+from tests.support.comparisons import evaluation, timing
 
 
-def test_charts_have_a_point_a_folder_and_the_original(saved: Path, made: dict[str, leanconv.Accelerated]) -> None:  # noqa: F811
+def test_charts_have_a_point_a_folder_and_the_original(saved: Path, made: dict[str, leanconv.Accelerated]) -> None:
     for name, lost in (("half", 0.02), ("third", 0.05)):
         write_record(saved / name, "evaluation", evaluation(lost))
     write_record(saved / "half", "bench", timing({"torch": (4.0, 2.0), "openvino": (3.0, 1.0)}))
@@ -44,7 +44,7 @@ def test_charts_have_a_point_a_folder_and_the_original(saved: Path, made: dict[s
     ]
 
 
-def test_a_page_needs_nothing_else_and_names_stay_text(saved: Path) -> None:  # noqa: F811
+def test_a_page_needs_nothing_else_and_names_stay_text(saved: Path) -> None:
     name = "<img src=x>"
     (saved / "half").rename(saved / name)
     write_record(saved / name, "evaluation", evaluation(0.05))
@@ -56,7 +56,7 @@ def test_a_page_needs_nothing_else_and_names_stay_text(saved: Path) -> None:  # 
     assert not re.search(r"(src|href)\s*=\s*[\"']?https?:", own)
 
 
-def test_the_command_plots_and_prints_json(saved: Path, leanconv_command) -> None:  # noqa: F811
+def test_the_command_plots_and_prints_json(saved: Path, leanconv_command) -> None:
     write_record(saved / "half", "evaluation", evaluation(0.05))
     code, out, err = leanconv_command("compare half third --plot plots/two.html --json")
     assert code == 0, err
@@ -80,7 +80,7 @@ def test_the_command_plots_and_prints_json(saved: Path, leanconv_command) -> Non
         ("compare half --plot two.html", "there is nothing to plot, as no accuracy is recorded; record it: leanconv"),
     ],
 )
-def test_refusals(arguments: str, message: str, saved: Path, leanconv_command) -> None:  # noqa: F811
+def test_refusals(arguments: str, message: str, saved: Path, leanconv_command) -> None:
     (saved / "notes.html").write_text("my own")
     code, out, err = leanconv_command(arguments)
     assert (code, out) == (2, "")
@@ -89,7 +89,7 @@ def test_refusals(arguments: str, message: str, saved: Path, leanconv_command) -
     assert not (saved / "two.html").exists()
 
 
-def test_a_report_and_a_comparison_do_not_replace_each_other(saved: Path, leanconv_command) -> None:  # noqa: F811
+def test_a_report_and_a_comparison_do_not_replace_each_other(saved: Path, leanconv_command) -> None:
     write_record(saved / "half", "evaluation", evaluation(0.05))
     assert leanconv_command("report half")[0] == 0
     assert leanconv_command("compare half --plot two.html")[0] == 0
@@ -104,7 +104,7 @@ def test_a_report_and_a_comparison_do_not_replace_each_other(saved: Path, leanco
     assert leanconv_command("compare half --plot two.html")[0] == 0
 
 
-def test_a_full_disk_leaves_no_folders(saved: Path, leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_full_disk_leaves_no_folders(saved: Path, leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:
     write_record(saved / "half", "evaluation", evaluation(0.05))
 
     def full(descriptor: int) -> None:
@@ -117,7 +117,7 @@ def test_a_full_disk_leaves_no_folders(saved: Path, leanconv_command, monkeypatc
     assert not (saved / "new").exists()
 
 
-def test_without_plotly_a_sentence(saved: Path, leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_without_plotly_a_sentence(saved: Path, leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:
     from leanconv.report.page import plotly_js
 
     write_record(saved / "half", "evaluation", evaluation(0.05))
@@ -130,30 +130,25 @@ def test_without_plotly_a_sentence(saved: Path, leanconv_command, monkeypatch: p
     assert leanconv_command("compare half")[0] == 0
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium was found on this machine")
-def test_a_browser_draws_every_point(saved: Path, leanconv_command) -> None:  # noqa: F811
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+@pytest.mark.nightly
+@needs_browser
+def test_a_browser_draws_every_point(chromium: Any, saved: Path, leanconv_command) -> None:
     for name, lost in (("half", 0.02), ("third", 0.05)):
         write_record(saved / name, "evaluation", evaluation(lost))
     write_record(saved / "half", "bench", timing({"torch": (4.0, 2.0), "openvino": (3.0, 1.0)}))
     assert leanconv_command("compare half third --plot two.html")[0] == 0
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
-        errors: list[str] = []
-        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto((saved / "two.html").as_uri())
-        page.wait_for_selector("body[data-drawn]")
-        drawn = [page.locator(f"#{chart} .scatterlayer .point").count() for chart in ("chart-macs", "chart-times")]
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        colours = page.evaluate(
-            "[...document.querySelectorAll('#chart-macs .point')].map((one) => getComputedStyle(one).fill)"
-        )
-        browser.close()
+    page = chromium.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
+    errors: list[str] = []
+    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((saved / "two.html").as_uri())
+    page.wait_for_selector("body[data-drawn]")
+    drawn = [page.locator(f"#{chart} .scatterlayer .point").count() for chart in ("chart-macs", "chart-times")]
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    colours = page.evaluate(
+        "[...document.querySelectorAll('#chart-macs .point')].map((one) => getComputedStyle(one).fill)"
+    )
+    page.close()
     assert errors == []
     assert drawn == [3, 4]  # two folders and the original; two runtimes, each with the original
     assert wide == 390

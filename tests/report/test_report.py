@@ -22,13 +22,11 @@ from leanconv.report.measured import times_of
 from leanconv.report.page import page
 from leanconv.report.sections import accuracy, error_label, legend, repeated, times
 from leanconv.storage.records import write_record
-from tests import reports
-from tests.conftest import smooth_images
-from tests.report.test_compare import timing
+from tests.support.comparisons import timing
+from tests.support.pictures import smooth_images
 from tests.support.reports import NASTY, many_layers, record_all
 
 # Fixtures, which pytest looks for by name in this file.
-result, folder = reports.result, reports.folder
 
 
 def test_an_older_folder_gets_a_page_without_curves(result: leanconv.Accelerated, tmp_path: Path) -> None:

@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from leanconv.ranks.portable_log import log
 
 import leanconv
 from leanconv import LeanconvError
-from leanconv.ranks.portable_log import log
 from leanconv.report.advice import advice
 from leanconv.report.facts import facts_of
 from leanconv.report.page import page
 from leanconv.storage.records import write_record
-from tests import reports
-from tests.conftest import plain_network, smooth_images
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 # Fixtures, which pytest looks for by name in this file.
-result, folder = reports.result, reports.folder
 
 
 def test_facts_are_those_of_the_result(result: leanconv.Accelerated, folder: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,68 +9,11 @@ from typing import Any
 import pytest
 
 import leanconv
-from leanconv.report import write_report
 from leanconv.report.page import page as page_of
-from tests.conftest import plain_network, smooth_images
-from tests.support.reports import NASTY, many_layers, record_all
+from tests.support.browser import Opened, needs_browser
+from tests.support.reports import NASTY, many_layers
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium was found on this machine")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as found:
-        browser = found.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def result() -> leanconv.Accelerated:
-    return leanconv.accelerate(plain_network(), smooth_images(), 2.0, samples=500, progress=False)
-
-
-class Opened:
-    """A page from file://, drawn, that must not complain; without ``charts`` in a browser that cannot unpack them."""
-
-    def __init__(self, chromium: Any, path: Path, *, width: int = 1200, charts: bool = True):
-        self.page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme="light")
-        self.said: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.said.extend([request.url] * (request.url[:5] == "http:")))
-        if not charts:
-            self.page.add_init_script("delete window.DecompressionStream")
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("body[data-drawn]" if charts else ".chart .broken", timeout=20_000)
-
-    def __enter__(self) -> Any:
-        return self.page
-
-    def __exit__(self, *error: Any) -> None:
-        self.page.close()
-        if error[0] is None:
-            assert self.said == []
-
-
-@pytest.fixture(scope="module")
-def opened(chromium: Any, result: leanconv.Accelerated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A report with everything in it, opened once."""
-    folder = result.save(tmp_path_factory.mktemp("report") / "saved")
-    record_all(folder, result)
-    with Opened(chromium, write_report(folder)) as page:
-        yield page
-
-
-@pytest.fixture
-def page(opened: Any) -> Any:
-    """As it was when it was opened."""
-    opened.set_viewport_size({"width": 1200, "height": 900})
-    opened.evaluate("delete document.documentElement.dataset.theme")
-    opened.emulate_media(media="screen", color_scheme="light")
-    return opened
+pytestmark = needs_browser
 
 
 def test_every_mark_is_there(page: Any, result: leanconv.Accelerated) -> None:
@@ -93,6 +34,7 @@ def test_every_mark_is_there(page: Any, result: leanconv.Accelerated) -> None:
         assert width / sum(before) == pytest.approx(layer.macs_after / result.macs_before)
 
 
+@pytest.mark.nightly
 def test_paper_has_what_is_folded(chromium: Any, tmp_path: Path) -> None:
     facts = many_layers(3, 8)
     path = tmp_path / "folded.html"
@@ -111,6 +53,7 @@ def test_paper_has_what_is_folded(chromium: Any, tmp_path: Path) -> None:
         assert page.evaluate(states) == before
 
 
+@pytest.mark.nightly
 def test_without_scripts_there_is_nothing_dead(chromium: Any, opened: Any) -> None:
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
@@ -125,6 +68,7 @@ def test_without_scripts_there_is_nothing_dead(chromium: Any, opened: Any) -> No
     context.close()
 
 
+@pytest.mark.nightly
 def test_errors_of_a_tuned_network_are_dated(chromium: Any, tmp_path: Path) -> None:
     path = tmp_path / "tuned.html"
     path.write_text(page_of(replace(many_layers(3, 8), tuned={"epochs": 1, "distilled": True})))
@@ -133,6 +77,7 @@ def test_errors_of_a_tuned_network_are_dated(chromium: Any, tmp_path: Path) -> N
         assert page.inner_text("#readout").endswith("error 0.100 before fine-tuning")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark(page: Any, scheme: str) -> None:
     def brightness(page: Any) -> list[float]:
@@ -159,6 +104,7 @@ def test_light_and_dark(page: Any, scheme: str) -> None:
     assert brightness(page) == [1, 0, 0]
 
 
+@pytest.mark.nightly
 def test_a_phone(page: Any, chromium: Any, tmp_path: Path) -> None:
     long = many_layers(40, 8)
     layers = [replace(layer, name=f"{layer.name}.{'very.' * 12}{NASTY}") for layer in long.layers]
@@ -177,6 +123,7 @@ def test_a_phone(page: Any, chromium: Any, tmp_path: Path) -> None:
             assert widest <= 390
 
 
+@pytest.mark.nightly
 def test_the_keyboard_reaches_everything(page: Any, result: leanconv.Accelerated) -> None:
     page.focus("#strip [role=option] >> nth=0")
     assert page.inner_text("#readout").startswith("0: ")
@@ -197,6 +144,7 @@ def test_the_keyboard_reaches_everything(page: Any, result: leanconv.Accelerated
     assert all("table" in label for label in labels)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(page: Any, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
@@ -208,6 +156,7 @@ def test_axe_finds_nothing_serious(page: Any, scheme: str) -> None:
     assert page.evaluate("Boolean(window.axe)")  # it ran
 
 
+@pytest.mark.nightly
 def test_names_run_nothing(chromium: Any, tmp_path: Path) -> None:
     facts = many_layers(3, 16)
     evil = [f"<img src=x onerror=alert(1)>{NASTY}", "</script><script>alert(2)</script>", "${alert(3)}"]

@@ -14,18 +14,16 @@ from torch import nn
 import leanconv
 from leanconv import LeanconvError
 from leanconv.demo import DigitsNet
-from leanconv.network.layers.geometry import Cost, Geometry, Scheme
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry, Scheme
 from leanconv.ranks import Candidate, KeptSpectra
 from leanconv.ranks.candidates import Energies
 from leanconv.report import write_report
-from tests import test_report_page as browser
-from tests.conftest import plain_network, smooth_images
-from tests.report.test_report_page import Opened
+from tests.support.browser import Opened, needs_browser
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
-pytestmark = browser.pytestmark
-
-# Fixtures, which pytest looks for by name in this file.
-chromium, result, opened, page = browser.chromium, browser.result, browser.opened, browser.page
+pytestmark = [needs_browser, pytest.mark.nightly]
 
 QUICK: dict[str, Any] = {"solver": "linear", "asymmetric": False, "samples": 400, "progress": False}
 

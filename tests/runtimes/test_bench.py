@@ -16,8 +16,7 @@ from leanconv.cli.main import run
 from leanconv.runtimes.bench.comparison import bench
 from leanconv.runtimes.bench.layers import layer_times, replaced
 from leanconv.runtimes.runners import RUNTIMES, Conditions
-from tests.conftest import smooth_images
-from tests.runtimes.test_runners import accelerated  # noqa: F401
+from tests.support.pictures import smooth_images
 
 NETWORK = """
 import torch
@@ -52,7 +51,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 # Both networks
 
 
-def test_two_networks_side_by_side(accelerated: tuple[nn.Module, leanconv.Accelerated]) -> None:  # noqa: F811
+def test_two_networks_side_by_side(accelerated: tuple[nn.Module, leanconv.Accelerated]) -> None:
     model, result = accelerated
     before, state = torch.get_num_threads(), {key: value.clone() for key, value in model.state_dict().items()}
     random = torch.get_rng_state()
@@ -84,7 +83,7 @@ def test_two_networks_side_by_side(accelerated: tuple[nn.Module, leanconv.Accele
     assert json.loads(json.dumps(found.to_json()))["measurements"][1]["batch"] == 4
 
 
-def test_only_layers_that_differ_are_timed(accelerated: tuple[nn.Module, leanconv.Accelerated]) -> None:  # noqa: F811
+def test_only_layers_that_differ_are_timed(accelerated: tuple[nn.Module, leanconv.Accelerated]) -> None:
     model, result = accelerated
     assert replaced(model, model) == []
     assert layer_times(model, model, smooth_images(1), seconds=0.1) == []

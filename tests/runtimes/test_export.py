@@ -19,8 +19,10 @@ from leanconv.runtimes.export import formats, trial
 from leanconv.runtimes.export import onnx as onnx_room
 from leanconv.runtimes.export import pt2 as pt2_room
 from leanconv.runtimes.export.formats import EXPORTERS
-from tests.cli.test_cli import NETWORK, call
-from tests.conftest import plain_network, relative, smooth_images
+from tests.support.command import NETWORK, call
+from tests.support.equality import relative
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -149,6 +151,7 @@ class AskingWithoutGradients(Asking):
         return super().forward(x + half)
 
 
+@pytest.mark.nightly
 def test_weights_that_are_not_there_are_in_no_graph_of_the_file(tmp_path: Path) -> None:
     images = smooth_images()
     fast = leanconv.accelerate(AskingWithoutGradients().eval(), images, speedup=2, progress=False).model
@@ -158,6 +161,7 @@ def test_weights_that_are_not_there_are_in_no_graph_of_the_file(tmp_path: Path) 
     assert not any("full" in str(node.target) for module in graphs for node in module.graph.nodes)
 
 
+@pytest.mark.nightly
 @torch.no_grad()
 def test_pt2_loads_where_leanconv_cannot_be_imported(tmp_path: Path) -> None:
     model = Asking().eval()
@@ -222,6 +226,7 @@ def test_aot_without_a_compiler_is_one_sentence(tmp_path: Path, monkeypatch: pyt
         leanconv.export(Flat(), smooth_images(1, 8), tmp_path / "flat.pt2", "aot", device="cpu")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 @torch.no_grad()
 def test_aot_package_answers_as_torch(tmp_path: Path) -> None:

@@ -16,15 +16,9 @@ import leanconv
 from leanconv.runtimes.bench.comparison import bench
 from leanconv.runtimes.export.formats import EXPORTERS
 from leanconv.runtimes.runners import RUNTIMES, Conditions
-from tests.conftest import plain_network, smooth_images
+from tests.support.pictures import smooth_images
 
 CPU = Conditions(device=torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def accelerated() -> tuple[nn.Module, leanconv.Accelerated]:
-    model = plain_network()
-    return model, leanconv.accelerate(model, smooth_images(), 2, solver="linear", samples=200, progress=False)
 
 
 def test_importing_the_registries_imports_no_library() -> None:
@@ -129,6 +123,7 @@ for _ in range(20):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux's signals")
 def test_openvino_leaves_signals_alone() -> None:
     """A process that ends sends a signal, which is handled on the stack that was there before."""

@@ -20,8 +20,10 @@ from leanconv.solve import Gap, activation, parted, unseen
 from leanconv.solve.nonlinear_holdout import UnseenFit
 from leanconv.solve.sample_size import FEWEST_ROWS, TOLERANCE
 from leanconv.storage import folder as storage
-from tests.conftest import plain_network, relative, smooth_images
-from tests.storage.test_workdir import assert_equal, killed_after, run
+from tests.support.equality import assert_equal, relative
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
+from tests.support.workdirs import killed_after, run
 
 relu = activation("relu")
 SEEDS = range(5)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from leanconv.solve import Enough, Regression, ResponseSpace, enough, parted, reduced_rank, thinned
-from tests.conftest import relative
+from tests.support.equality import relative
 
 module = importlib.import_module("leanconv.solve.sample_size")  # the package has a function of its name
 

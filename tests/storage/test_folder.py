@@ -20,10 +20,8 @@ from torch import Tensor, nn
 import leanconv
 from leanconv import LeanconvError
 from leanconv.network.source import Source, identify
-from tests import reports
-from tests.conftest import plain_network, smooth_images
-
-result, folder = reports.result, reports.folder
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 
 @pytest.mark.parametrize("scheme", ["channel", "spatial", "3d"])
@@ -214,7 +212,8 @@ def test_a_killed_save_is_cleaned_up_by_the_next(result: leanconv.Accelerated, t
     script = textwrap.dedent(
         f"""
         import time, leanconv, leanconv.storage.folder as storage
-        from tests.conftest import plain_network, smooth_images
+        from tests.support.networks import plain_network
+        from tests.support.pictures import smooth_images
         result = leanconv.accelerate(plain_network(), smooth_images(), 2.0, samples=100, progress=False)
         storage._flush = lambda path: time.sleep(60)
         print("saving", flush=True)

@@ -12,14 +12,11 @@ import torch
 
 import leanconv
 from leanconv import LeanconvError
-from leanconv.cli.evaluate_detector import Asked, evaluate_detectors
-from leanconv.cli.json_output import only_json
 from leanconv.cli.networks import open_network
 from leanconv.storage.records import read_record, write_record
-from tests.cli.test_cli import ACCELERATE, leanconv_command, place  # noqa: F401
-from tests.conftest import plain_network
-from tests.evaluation.test_detection_map import place as scenes  # noqa: F401
-from tests.report.test_compare import QUICK, evaluation, made, saved, timing  # noqa: F401
+from tests.support.command import ACCELERATE
+from tests.support.comparisons import QUICK, evaluation, timing
+from tests.support.networks import plain_network
 
 
 def test_a_record_is_what_was_written(tmp_path: Path) -> None:
@@ -52,7 +49,7 @@ def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monk
     assert [file.name for file in tmp_path.iterdir()] == ["bench.json"]
 
 
-def test_what_is_recorded_does_not_change_the_result(saved: Path) -> None:  # noqa: F811
+def test_what_is_recorded_does_not_change_the_result(saved: Path) -> None:
     before = leanconv.load("half", model=plain_network()).state_dict()
     write_record(saved / "half", "bench", timing({"torch": (4.0, 2.0)}))
     write_record(saved / "half", "evaluation", evaluation(0.05))
@@ -60,7 +57,7 @@ def test_what_is_recorded_does_not_change_the_result(saved: Path) -> None:  # no
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_bench_and_evaluate_record_what_they_print(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_bench_and_evaluate_record_what_they_print(place: Path, leanconv_command) -> None:
     assert leanconv_command(f"{ACCELERATE} --out fast --quiet")[0] == 0
     arguments = f"net.py:build fast --record --json {QUICK}"
     code, out, err = leanconv_command(f"bench {arguments} --size 16 --seconds 0.02 --threads 1")
@@ -77,29 +74,16 @@ def test_bench_and_evaluate_record_what_they_print(place: Path, leanconv_command
     assert re.search(r"fast +torch +1 +1 +\d", out)
 
 
-def test_a_detector_records_too(scenes: Path, capsys) -> None:  # noqa: F811
+def test_a_detector_records_too(scenes: Path) -> None:
     networks = [
         open_network(f"seer.py:{name}", None, None, None, default_weights="none") for name in ("build", "blind")
     ]
     (scenes / "folder").mkdir()
-    asked = Asked(
-        data="data",
-        split=None,
-        metric="voc",
-        classes=None,
-        limit=None,
-        batch=4,
-        workers=0,
-        device=torch.device("cpu"),
-        record=scenes / "folder",
-        as_json=True,
-        quiet=True,
-    )
-    with only_json(True):
-        evaluate_detectors(["build", "folder"], networks, asked)
+    found = leanconv.evaluate(networks[0].model, "data", networks[1].model, batch=4, progress=False)
+    write_record(scenes / "folder", "evaluation", found.to_json())
     recorded = read_record(scenes / "folder", "evaluation")
-    assert recorded == json.loads(capsys.readouterr().out)
     assert recorded is not None
+    assert recorded == found.to_json()
     assert recorded["map"]["increase"] == pytest.approx(1 / 3)
 
 
@@ -114,7 +98,7 @@ def test_a_detector_records_too(scenes: Path, capsys) -> None:  # noqa: F811
         ("evaluate net.py:build net.py:grey --data photos --record", "--record keeps figures of a saved folder"),
     ],
 )
-def test_refusals_of_record(arguments: str, message: str, place: Path, leanconv_command) -> None:  # noqa: F811
+def test_refusals_of_record(arguments: str, message: str, place: Path, leanconv_command) -> None:
     if "fast" in arguments:
         assert leanconv_command(f"{ACCELERATE} --out fast --quiet")[0] == 0
     code, _, err = leanconv_command(f"{arguments} {QUICK}")

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,65 +16,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import leanconv
 from leanconv.calibrate.memory import write_numbers
 from leanconv.errors import LeanconvError
-from leanconv.pipeline import engine as engine_module
-from leanconv.result import Accelerated
 from leanconv.storage.workdir import Workdir
-from tests.conftest import plain_network, smooth_images
-
-
-def run(
-    folder: Path | None, model: nn.Module | None = None, images: Tensor | None = None, **other: object
-) -> Accelerated:
-    arguments: dict[str, object] = {"speedup": 2.0, "samples": 2000, "progress": False, "workdir": folder, **other}
-    given = plain_network() if model is None else model
-    return leanconv.accelerate(given, smooth_images(24) if images is None else images, **arguments)  # type: ignore[arg-type]
-
-
-def assert_equal(a: Accelerated, b: Accelerated) -> None:
-    assert [vars(layer) for layer in a.layers] == [vars(layer) for layer in b.layers]
-    pairs = zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True)
-    assert all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in pairs)
-
-
-class Killed(BaseException):
-    pass
-
-
-def ended_after(
-    times: int, kind: type, method: str, monkeypatch: pytest.MonkeyPatch, begun: Callable[[], object]
-) -> None:
-    """What was ``begun`` ends right after so many calls of a method."""
-    usual, count = getattr(kind, method), 0
-
-    def counted(self: object, *given: object) -> None:
-        nonlocal count
-        usual(self, *given)
-        count += 1
-        if count == times:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(kind, method, counted)
-        with pytest.raises(Killed):
-            begun()
-
-
-def killed_after(sites: int, monkeypatch: pytest.MonkeyPatch, folder: Path, **other: object) -> None:
-    """A run that ends right after so many sites were solved."""
-    ended_after(sites, Workdir, "keep_solved", monkeypatch, lambda: run(folder, **other))
-
-
-def original_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = engine_module.Engine.responses
-
-    def guarded(self: engine_module.Engine, network: nn.Module, probes: object, title: str, *more: object) -> object:
-        assert title != "original network"
-        return usual(self, network, probes, title, *more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(engine_module.Engine, "responses", guarded)
+from tests.support.equality import assert_equal
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
+from tests.support.workdirs import killed_after, original_is_not_measured, run
 
 
 def files(folder: Path) -> set[str]:
@@ -230,16 +177,18 @@ SCRIPT = """
 import sys, torch
 sys.path.insert(0, {root!r})
 torch.set_num_threads(1)
-from tests.storage.test_workdir import run
-from tests.conftest import plain_network, smooth_images
+from tests.support.workdirs import run
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 result = run({folder!r}, plain_network((32, 32, 48, 48, 64, 64)), smooth_images(64, 32), samples=20_000)
 torch.save([result.model.state_dict(), [vars(layer) for layer in result.layers]], {out!r})
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
 def test_kill_9_and_again(tmp_path: Path) -> None:
-    """Killed for real, twice, at moments that depend on the machine; ``benchmarks/kill.py`` does ten."""
+    """Killed for real, twice, at moments that depend on the machine; ``benchmarks/engine/kill.py`` does ten."""
     root = str(Path(__file__).parents[2])
 
     def start(folder: str | None, out: str) -> subprocess.Popen[bytes]:

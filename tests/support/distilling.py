@@ -12,7 +12,9 @@ import leanconv
 from leanconv.result import Accelerated
 from leanconv.train import distill as refine
 from leanconv.train.finetune import finetune
-from tests.conftest import plain_network, relative, smooth_images
+from tests.support.equality import relative
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 SIZE = 12
 

@@ -10,13 +10,15 @@ import torch
 import leanconv
 from leanconv.config import Options
 from leanconv.evaluation.paired import compare
-from leanconv.network.layers.geometry import Cost, Geometry
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry
 from leanconv.ranks import Candidate, KeptSpectra
 from leanconv.ranks.candidates import Energies
 from leanconv.report.facts import Facts, LayerFacts
 from leanconv.runtimes.bench.comparison import bench
 from leanconv.storage.records import write_record
-from tests.conftest import plain_network, smooth_images
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 NASTY = "<script>alert(1)</script>&<b>'\"x"
 

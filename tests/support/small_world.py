@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import leanconv.ranks.latency.run
 import pytest
 import safetensors.torch
 import torch
@@ -28,19 +29,19 @@ from torchvision.models import _api as registry
 from torchvision.models.vgg import VGG, make_layers
 
 import leanconv
-import leanconv.baselines.cp
 import leanconv.cli.common
-import leanconv.ranks.latency.run
 import leanconv.runtimes.bench.comparison
 import leanconv.runtimes.export
 import leanconv.train.finetune
+from benchmarks.common.initialise import initialise
+from benchmarks.peers import cp
 from leanconv import api as _accelerate
 from leanconv import demo, models
 from leanconv.network import source
 from leanconv.ranks.latency.plan import Wish
 from leanconv.runtimes.export.formats import Written
-from tests.evaluation.test_evaluate import encoded, pack
-from tests.images.test_detection_data import write_coco, write_shard, write_voc
+from tests.support.pictures import encoded, pack
+from tests.support.scenes import write_coco, write_shard, write_voc
 
 NETWORK = """
 import torch
@@ -75,7 +76,7 @@ def small_vgg16(*, weights: Any = None, num_classes: int = 1000) -> nn.Module:
     network.features = make_layers(widths)  # type: ignore[arg-type]
     network.avgpool = nn.AdaptiveAvgPool2d((7, 7))
     network.classifier = nn.Sequential(nn.Linear(32 * 49, num_classes))
-    return models.initialise(network)
+    return initialise(network)
 
 
 def small_detector(*, weights: Any = None, weights_backbone: Any = None, num_classes: int = 91) -> nn.Module:
@@ -83,7 +84,7 @@ def small_detector(*, weights: Any = None, weights_backbone: Any = None, num_cla
     layers: list[nn.Module] = []
     for inputs, outputs in [(3, 8), (8, 48), (48, 64), (64, 64)]:
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
-    features = models.initialise(nn.Sequential(*layers))
+    features = initialise(nn.Sequential(*layers))
     torch.manual_seed(0)
     return models.faster_rcnn_vgg16(num_classes, features=features, width=24, dropout=0.0, min_size=64, max_size=96)
 
@@ -160,7 +161,7 @@ def small_world() -> Iterator[None]:
             patch.setattr(place, "finetune", cut(leanconv.train.finetune.finetune, epochs=2))
         patch.setattr(leanconv, "bench", cut(leanconv.runtimes.bench.comparison.bench, seconds=0.02, batches=2))
         patch.setattr(leanconv, "export", once(leanconv.runtimes.export.export))
-        patch.setattr(leanconv.baselines.cp, "cp", cut(leanconv.baselines.cp.cp, iterations=2))
+        patch.setattr(cp, "cp", cut(cp.cp, iterations=2))
         # Networks as small as these can hardly be had in less time.
         patch.setattr(leanconv.ranks.latency.run, "Wish", lambda **_: Wish(speedup=1.05, latency=None))
         patch.setattr(leanconv.cli.common, "pick_workers", lambda asked: 0)

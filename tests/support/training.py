@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,30 +12,6 @@ from torch import Tensor, nn
 from leanconv.train.finetune import FineTuned, finetune
 
 CLASSES = 4
-
-# Processes of the tests' own start from one that has imported all this once.
-APART = multiprocessing.get_context("forkserver")
-APART.set_forkserver_preload([__name__])
-
-
-def apart(function: Callable[..., None], *given: object, processes: int = 1) -> list[int | None]:
-    """Exit codes of processes that each run ``function``, with torchrun's environment where there are several."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = [APART.Process(target=_apart, args=(function, given, rank, processes, port)) for rank in range(processes)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(60)
-        process.kill()
-    return [process.exitcode for process in started]
-
-
-def _apart(function: Callable[..., None], given: tuple[object, ...], rank: int, world: int, port: int) -> None:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({key: str(value) for key, value in place.items()})
-    function(*given)
 
 
 def quadrants(count: int = 96, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -107,8 +79,6 @@ SETTINGS = {
     "clip": 0.0,
     "precision": "off",
     "holdout": 0.1,
-    "check_every": 0,
     "patience": 0,
-    "checkpoint_every": 10,
     "seed": 0,
 }

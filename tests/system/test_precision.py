@@ -9,7 +9,8 @@ import torch
 
 import leanconv
 from leanconv.system.precision import chosen_kernels, exact_products, tf32
-from tests.conftest import plain_network, smooth_images
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 
 cudnn = torch.backends.cudnn
 by_operation = pytest.mark.skipif(not hasattr(cudnn, "conv"), reason="this torch has no settings by operation")

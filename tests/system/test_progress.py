@@ -27,7 +27,7 @@ import leanconv
 import leanconv.pipeline.solve_layers
 from leanconv.calibrate.probes import Probe
 from leanconv.progress import Pace, SafeFile, reporter
-from tests.cli.test_cli import ACCELERATE, leanconv_command, place  # noqa: F401
+from tests.support.command import ACCELERATE
 
 # Stages without a network: what is tested is the terminal.
 STAGES = """
@@ -304,7 +304,7 @@ def test_time_left_is_as_long_as_the_steps_so_far_took() -> None:
         assert str(Pace(2, done=1, started=time.monotonic() - seconds)) == text
 
 
-def test_quiet_prints_the_result_alone(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_quiet_prints_the_result_alone(place: Path, leanconv_command) -> None:
     for number in range(4, 104):  # one picture in a hundred may be broken
         shutil.copy(place / "photos" / "cat" / "0.png", place / "photos" / "cat" / f"{number}.png")
     (place / "photos" / "cat" / "broken.png").write_bytes(b"no picture")
@@ -322,7 +322,7 @@ def test_quiet_prints_the_result_alone(place: Path, leanconv_command) -> None:  
     assert err == "leanconv: error: 'fast' exists already; choose another name or remove it first.\n"
 
 
-def test_quiet_does_not_change_what_machines_read(place: Path, leanconv_command) -> None:  # noqa: F811
+def test_quiet_does_not_change_what_machines_read(place: Path, leanconv_command) -> None:
     found = []
     for out in ("loud --json", "silent --json --quiet"):
         code, printed, _ = leanconv_command(f"{ACCELERATE} --out {out}")
@@ -369,7 +369,7 @@ def test_help_takes_little_computing() -> None:
     assert min(seconds() for _ in range(3)) < 0.3
 
 
-def test_an_interrupted_command_says_so(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_an_interrupted_command_says_so(leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 

@@ -16,7 +16,8 @@ from leanconv.train import cuda_graphs as recorded
 from leanconv.train import step
 from leanconv.train.augment import crop_and_flip
 from leanconv.train.finetune import FineTuned
-from tests.conftest import plain_network, smooth_images
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 from tests.support.training import assert_same_bits
 
 on_a_gpu = [
@@ -85,7 +86,7 @@ def tuned(model: nn.Module, **other: object) -> FineTuned:
     result = leanconv.accelerate(model, images, 2.0, samples=2000, progress=False, refine="none")
     if isinstance(result.model, Counting):  # accelerate would not have it
         result.model.counting = True
-    arguments = {"epochs": 3, "batch": 8, "augment": crop_and_flip(1), "checkpoint_every": 5, **other}
+    arguments = {"epochs": 3, "batch": 8, "augment": crop_and_flip(1), **other}
     return leanconv.finetune(result, images, model, progress=False, **arguments)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,8 @@ from torchvision.transforms._presets import ImageClassification
 
 from leanconv.errors import LeanconvError
 from leanconv.images import Preprocess, find_pictures
-from leanconv.train.augment import PictureSet, crop_and_flip, random_views
+from leanconv.images.picture_set import PictureSet
+from leanconv.train.augment import crop_and_flip
 from leanconv.train.dataset import Examples, Unreadable
 from tests.support.training import (
     write_pictures,
@@ -81,40 +82,6 @@ def test_what_a_batch_draws_is_fixed_too() -> None:
     plain = [step.images.flatten().tolist() for step in examples.plain(range(24), batch=24, rank=0, world=1)]
     assert plain == [list(range(24))]
     assert rows(examples, epoch=2) != whole
-
-
-def test_random_views_are_parts_of_the_images() -> None:
-    """A view of a picture that rises from left to right rises or, mirrored, falls, within the picture's range; a
-    brighter or darker one by at most a fifth."""
-    ramp = torch.linspace(1, 2, 16).expand(64, 1, 16, 16).clone()
-    torch.manual_seed(0)
-    seen = random_views(0.4)(ramp)
-    assert seen.shape == ramp.shape
-    steps = seen.diff(dim=3).sum((1, 2, 3))
-    assert (steps > 0).sum() > 10
-    assert (steps < 0).sum() > 10
-    assert seen.min() >= 0.8 * 1 - 1e-5
-    assert seen.max() <= 1.2 * 2 + 1e-5
-    assert (seen.diff(dim=2).abs() < 1e-5).all()  # a row is like the one above it
-    spans = seen.amax((1, 2, 3)) - seen.amin((1, 2, 3))
-    assert spans.min() > 0.8 * 0.4**0.5 * 0.9  # no part has less than 0.4 of the area
-
-
-@pytest.mark.parametrize("given", [{"smallest": 0}, {"smallest": 1.5}, {"mix": -0.1}, {"mix": "half"}])
-def test_views_are_shares(given: dict[str, float]) -> None:
-    with pytest.raises(LeanconvError, match="must be a share from"):
-        random_views(**given)
-
-
-def test_mixed_views_lie_between_two_images() -> None:
-    flat = torch.arange(8.0).reshape(8, 1, 1, 1).expand(8, 1, 4, 4).clone() + 1
-    torch.manual_seed(0)
-    seen = random_views(1.0, mix=1.0)(flat)
-    assert (seen.flatten(1).std(1) < 1e-5).all()
-    assert seen.min() >= 0.8
-    assert seen.max() <= 1.2 * 8
-    alone = random_views(1.0)(flat)[:, 0, 0, 0] / (torch.arange(8.0) + 1)
-    assert ((alone >= 0.8 - 1e-5) & (alone <= 1.2 + 1e-5)).all()
 
 
 @pytest.mark.parametrize("reflect", [False, True])

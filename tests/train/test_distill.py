@@ -13,21 +13,17 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv import LeanconvError
-from leanconv.calibrate.batches import Batches
+from leanconv.calibrate.batches import Batch, Batches
 from leanconv.calibrate.memory import Memory
 from leanconv.cli.main import run as command
-from leanconv.images.loading import Placed
 from leanconv.result import Accelerated
 from leanconv.train import distill as refine
 from leanconv.train.augment import crop_and_flip
-from tests import distilling
-from tests.conftest import smooth_images
-from tests.images.test_images import write_picture
-from tests.storage.test_workdir import assert_equal
 from tests.support.distilling import SIZE, distance, images, network, run, trained_with
+from tests.support.equality import assert_equal
+from tests.support.pictures import smooth_images, write_picture
 
 # Fixtures, which pytest looks for by name in this file.
-short, many, distilled, closed_form = distilling.short, distilling.many, distilling.distilled, distilling.closed_form
 
 
 def test_it_ends_nearer_to_the_original(distilled: Accelerated, closed_form: Accelerated) -> None:
@@ -138,7 +134,7 @@ def test_images_are_moved_by_a_fourteenth_of_their_side() -> None:
 def test_all_images_that_could_be_read_are_trained_on() -> None:
     """Those that could not be are counted, and not there."""
     a, b, c = images(30).split(10)
-    batches = Batches(iter([Placed(0, a), Placed(12, b), Placed(30, c)]), 42)
+    batches = Batches(iter([Batch(0, 10, (a,)), Batch(12, 10, (b,)), Batch(30, 10, (c,))]), 42)
     refine.check_examples(network(), ["3"], batches)
     batches.cut(7)
     assert torch.equal(refine.joined(batches, Memory(torch.device("cpu"), None)), images(30))

@@ -11,12 +11,10 @@ from leanconv.demo import digits, train
 from leanconv.result import Accelerated
 from leanconv.train import distill as refine
 from leanconv.train.finetune import finetune
-from tests import distilling
-from tests.conftest import relative
 from tests.support.distilling import images, run
+from tests.support.equality import relative
 
 # Fixtures, which pytest looks for by name in this file.
-short = distilling.short
 
 
 @pytest.mark.parametrize("batches", [1, 7])

@@ -14,13 +14,13 @@ from leanconv.config import Options
 from leanconv.result import Accelerated
 from leanconv.storage.workdir import Workdir
 from leanconv.train import distill as refine
+from leanconv.train import loop
 from leanconv.train.checkpoint import Checkpoint
-from tests import distilling
-from tests.storage.test_workdir import assert_equal, ended_after
-from tests.support.distilling import run, trained_with
+from tests.support.distilling import run
+from tests.support.equality import assert_equal
+from tests.support.workdirs import ended_after
 
 # Fixtures, which pytest looks for by name in this file.
-short, many, closed_form = distilling.short, distilling.many, distilling.closed_form
 
 
 def killed_at(keep: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -35,7 +35,7 @@ def nothing_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_stopped_while_it_is_trained_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refine, "EPOCHS", 8)
     whole = run()
-    trained_with(monkeypatch, checkpoint_every=3)
+    monkeypatch.setattr(loop, "KEEP_EVERY", 3)
     killed_at(2, monkeypatch, tmp_path)
     state = torch.load(tmp_path / "distilling" / "state.pt", weights_only=True)["state"]
     assert state["step"] == 3
@@ -84,7 +84,7 @@ def test_a_folder_from_before_any_were_put_aside(
         if killed is None:
             run(workdir=tmp_path)
         else:
-            trained_with(before, checkpoint_every=1)
+            before.setattr(loop, "KEEP_EVERY", 1)
             ended_after(killed[2], killed[0], killed[1], before, lambda: run(workdir=tmp_path))
     file = tmp_path / "leanconv-work.json"
     state = json.loads(file.read_text())
@@ -118,7 +118,7 @@ def test_closed_form_and_distillation_share_what_is_solved(
 
 
 def test_other_steps_train_anew_what_is_solved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained_with(monkeypatch, checkpoint_every=1)
+    monkeypatch.setattr(loop, "KEEP_EVERY", 1)
     ended_after(2, Checkpoint, "keep", monkeypatch, lambda: run(workdir=tmp_path, steps=4))
     with pytest.raises(LeanconvError, match="an unfinished run with steps=4, but steps=2 was given"):
         run(workdir=tmp_path, steps=2)

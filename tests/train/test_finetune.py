@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import random
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from leanconv.system.fields import options, table_of
 from leanconv.train.augment import crop_and_flip
 from leanconv.train.dataset import Examples
 from leanconv.train.finetune import finetune
-from leanconv.train.settings import Settings
-from tests.conftest import plain_network, smooth_images
+from leanconv.train.settings import FinetuneConfig
+from tests.support.networks import plain_network
+from tests.support.pictures import smooth_images
 from tests.support.training import (
     CLASSES,
     SETTINGS,
@@ -30,20 +34,31 @@ from tests.support.training import (
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
-    constant = Settings.check(**{**SETTINGS, "warmup": 4})
+    constant = FinetuneConfig(**{**SETTINGS, "warmup": 4})
     assert [constant.rate(step, 10) for step in (0, 1, 3, 4, 9)] == pytest.approx([0.05, 0.1, 0.2, 0.2, 0.2])
-    cosine = Settings.check(**{**SETTINGS, "warmup": 2, "schedule": "cosine"})
+    cosine = FinetuneConfig(**{**SETTINGS, "warmup": 2, "schedule": "cosine"})
     # From lr behind the warm-up, through half of it in the middle, to zero at the end.
     assert [cosine.rate(step, 10) for step in (0, 1, 2, 6, 10)] == pytest.approx([0.1, 0.2, 0.2, 0.1, 0.0])
     # A run that is shorter than its warm-up still gets to lr.
     assert max(cosine.rate(step, 3) for step in range(3)) == pytest.approx(0.2)
     rates = {
-        (distill, optimizer): Settings.check(**{**SETTINGS, "lr": None, "distill": distill, "optimizer": optimizer}).lr
+        (distill, optimizer): FinetuneConfig(**{**SETTINGS, "lr": None, "distill": distill, "optimizer": optimizer}).lr
         for distill in (False, True)
         for optimizer in (None, "adam", "muon")
     }
     assert list(rates.values()) == [1e-5, 1e-5, 2e-3, 2e-3, 3e-4, 2e-3]
-    assert [Settings.check(**{**SETTINGS, "distill": d}).optimizer for d in (False, True)] == ["sgd", "muon"]
+    assert [FinetuneConfig(**{**SETTINGS, "distill": d}).optimizer for d in (False, True)] == ["sgd", "muon"]
+
+
+def test_the_documentation_lists_the_options() -> None:
+    assert f"\n{table_of(FinetuneConfig)}\n" in (Path(__file__).parents[2] / "docs" / "finetune.md").read_text()
+
+
+def test_the_function_and_its_config_have_the_same_defaults() -> None:
+    arguments = inspect.signature(finetune).parameters
+    assert {option.name: option.default for option in options(FinetuneConfig)} == {
+        option.name: arguments[option.name].default for option in options(FinetuneConfig)
+    }
 
 
 def by_hand(*, ema: float, steps: int) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -78,7 +93,7 @@ def test_training_is_plain_sgd_and_an_average_of_its_weights_on_request(ema: flo
 
 def test_the_best_weights_are_kept() -> None:
     validation = quadrants(64, seed=5)
-    tuned = tune(epochs=5, lr=0.3, check_every=1, validation=validation)
+    tuned = tune(epochs=30, batch=96, lr=0.3, validation=validation)
     history = tuned.history
     assert history.best > 0
     assert max(row.held_right for row in history.rows) == history.kept.held_right > history.first.held_right
@@ -208,11 +223,11 @@ def test_a_network_of_nan_is_never_the_best() -> None:
 
 
 def test_a_collapse_is_said_plainly() -> None:
-    tuned = tune(known(), lr=3.0, optimizer="adam", epochs=4, check_every=2, holdout=0.5)
+    tuned = tune(known(), lr=3.0, optimizer="adam", epochs=8, batch=24, holdout=0.5)
     assert "held-out top-1 collapsed from" in tuned.history.stopped
     assert "lr=3 is too large" in tuned.history.stopped
     assert tuned.history.kept.held_right == max(row.held_right for row in tuned.history.rows)
-    assert tuned.history.rows[-1].step < 4 * 3
+    assert tuned.history.rows[-1].step < 8 * 2
 
 
 def test_one_image_more_or_less_is_no_collapse() -> None:

@@ -8,12 +8,12 @@ from torch import nn
 
 from leanconv.train.muon import Muon, orthogonal
 from leanconv.train.optimizers import SHARE, optimizers
-from leanconv.train.settings import Settings
+from leanconv.train.settings import FinetuneConfig
 from tests.support.training import SETTINGS
 
 
-def settings(**given) -> Settings:
-    return Settings.check(**{**SETTINGS, "distill": True, **given})
+def settings(**given) -> FinetuneConfig:
+    return FinetuneConfig(**{**SETTINGS, "distill": True, **given})
 
 
 @pytest.mark.parametrize("shape", [(8, 30), (30, 8), (12, 12), (1, 9), (9, 1)])

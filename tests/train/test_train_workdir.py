@@ -17,13 +17,15 @@ from torch import Tensor
 
 from leanconv.errors import LeanconvError
 from leanconv.images import Preprocess, find_pictures
+from leanconv.images.picture_set import PictureSet
 from leanconv.system.folder_lock import lock_folder
 from leanconv.train import finetune as finetune_module
-from leanconv.train.augment import PictureSet, crop_and_flip
+from leanconv.train import loop
+from leanconv.train.augment import crop_and_flip
 from leanconv.train.checkpoint import PART, Checkpoint
 from leanconv.train.dataset import Examples
+from tests.support.processes import apart
 from tests.support.training import (
-    apart,
     assert_same_bits,
     known,
     quadrants,
@@ -48,7 +50,7 @@ def test_a_workdir_refuses_what_does_not_go_with_it(tmp_path: Path) -> None:
         ({"epochs": 3}, "epochs=1, but epochs=3 was given"),
         (
             {"augment": crop_and_flip(2)},
-            r"augment=None, but augment='_CropAndFlip\(padding=2, reflect=False, mix=0.0\)' was given",
+            r"augment=None, but augment='_CropAndFlip\(padding=2, reflect=False\)' was given",
         ),
         ({"network": small().requires_grad_(False), "ema": 0.5}, "ema=0.0, but ema=0.5"),
         ({"network": known()}, "holds a training with another network, or other weights; give the same again"),
@@ -102,8 +104,6 @@ LONG = {
     "schedule": "cosine",
     "warmup": 3,
     "augment": crop_and_flip(1),
-    "checkpoint_every": 3,
-    "check_every": 4,
 }
 
 
@@ -118,7 +118,7 @@ def killed_at_the_fourth_checkpoint(work: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         keep(self, *given)
 
-    Checkpoint.keep = dies
+    Checkpoint.keep, loop.KEEP_EVERY = dies, 3
     tune(small(0.5), workdir=work, **LONG)
 
 
@@ -158,7 +158,7 @@ def one_of_two(place: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for name, way in SHARED.items():
-        tuned, again = (tune(batch=8, check_every=1, workdir=place / name, epochs=1, **way) for _ in range(2))
+        tuned, again = (tune(batch=8, workdir=place / name, epochs=2, **way) for _ in range(2))
         assert_same_bits(again.model, tuned.model)
         torch.save([tuned.history.to_json(), tuned.model.state_dict()], place / f"{rank}-{name}.pt")
     said = []
@@ -183,7 +183,7 @@ def test_two_processes_train_as_one_and_an_error_in_one_ends_both(tmp_path: Path
         assert "there are 1 images for 2 processes" in sentences[2]
         assert "holds other files and no earlier training" in sentences[3]
     for name, way in SHARED.items():
-        alone = tune(batch=16, check_every=1, epochs=1, **way)
+        alone = tune(batch=16, epochs=2, **way)
         assert alone.history.rows[-1].held_loss < alone.history.rows[0].held_loss
         for rank in range(2):
             history, weights = torch.load(tmp_path / f"{rank}-{name}.pt", weights_only=True)

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leanconv.calibrate.image_arguments import check_images, count_of, inputs_of
+from leanconv.calibrate.image_arguments import ImageSource, check_images, count_of, inputs_of
 from leanconv.errors import LeanconvError
-from leanconv.images import Pictures, Placed
 from leanconv.network.function_trace import map_tensors, tensors
 
 # A plain tensor of images is cut into batches of this size.
@@ -201,9 +200,9 @@ class Batches:
                 self._source = None
                 self.images = self._read if self._world == 1 else self.images
                 break
-            if isinstance(found, Placed):  # this rank's already
-                self._read = found.first + len(found.images)
-                if self._append(Batch(found.first, len(found.images), (found.images,))):
+            if isinstance(found, Batch):  # this rank's already
+                self._read = found.first + found.size
+                if self._append(found):
                     return True
                 continue
             inputs = inputs_of(found)
@@ -261,10 +260,11 @@ def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
         if images.dim() < 2:
             raise LeanconvError(f"images is a tensor of shape {tuple(images.shape)}; give batches, N x C x H x W.")
         images = images.split(CUT)
-    if isinstance(images, Pictures):
-        images = images.shard(rank, world)
     count = count_of(images)
-    batches = Batches(iter(images), count or 0, rank=rank, world=world)
+    source = iter(images)
+    if isinstance(images, ImageSource):
+        source = (Batch(first, len(batch), (batch,)) for first, batch in images.placed_batches(rank, world))
+    batches = Batches(source, count or 0, rank=rank, world=world)
     if count is None:
         for _ in batches:
             pass

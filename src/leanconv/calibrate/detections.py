@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
-from leanconv.network.model_error import model_failed
 from leanconv.network.survey import survey
 from leanconv.network.torchvision_detectors import tensors_of
+from leanconv.network.user_model import model_failed
 
 # Images the real cost of a detector is counted on, one by one: sizes and boxes differ from image to image.
 COUNTED = 4

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from leanconv.errors import LeanconvError
-from leanconv.images import Pictures
 from leanconv.network.function_trace import tensors
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """Images that are read while they are used, such as ``leanconv.images.Pictures``."""
+
+    @property
+    def images(self) -> int:
+        """How many there are, before any is read; some may turn out to be unreadable."""
+
+    def placed_batches(self, rank: int = 0, world: int = 1) -> Iterator[tuple[int, Tensor]]:
+        """This process's batches, each behind the number of images that come before it."""
 
 
 def check_images(images: Any) -> None:
@@ -35,7 +47,7 @@ def count_of(images: Any) -> int | None:
         except TypeError:
             return None
         return count // images.batch_size * images.batch_size if images.drop_last else count
-    return images.images if isinstance(images, Pictures) else None
+    return images.images if isinstance(images, ImageSource) else None
 
 
 def inputs_of(batch: Any) -> Any:

@@ -19,9 +19,9 @@ from leanconv.calibrate.streaming.tape import Recorder, taping
 from leanconv.calibrate.streaming.tape_cache import Tapes
 from leanconv.errors import LeanconvError
 from leanconv.network.function_trace import tensors
-from leanconv.network.model_error import model_failed
 from leanconv.network.recognise import is_addition
 from leanconv.network.sites import Site
+from leanconv.network.user_model import model_failed
 
 Take = Callable[[str, int, Responses], None]  # layer, number of the first image, what was found
 

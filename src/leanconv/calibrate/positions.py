@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from leanconv.network.layers.geometry import Geometry, Size, torch_pad
+from leanconv.network.layers.kinds import KINDS
 
 # Images that share one draw of random numbers: positions are drawn for a page of images at once.
 PAGE = 1024
@@ -116,48 +116,30 @@ def _reach(geometry: Geometry) -> tuple[Any, ...]:
 
 
 def window_of(geometry: Geometry, in_size: Size, at: Tensor) -> Window:
-    """The patches of output positions ``at`` (N x p) in an image of ``in_size``, any number of dimensions."""
-    out_size = geometry.out_size(in_size)
-    before, after = geometry.margins(in_size)
-    padded = any(before) or any(after)
-    if geometry.padding_mode != "zeros":  # conv_patches pads the image
-        in_size = tuple(n + b + a for n, b, a in zip(in_size, before, after, strict=True))
-        padded, before = False, (0,) * len(before)
-    index = torch.zeros(1, 1, 1, dtype=torch.int64, device=at.device)
-    inside = torch.ones(1, 1, 1, dtype=torch.bool, device=at.device)
-    rest = at
-    for axis, side in enumerate(in_size):
-        inner = prod(out_size[axis + 1 :])
-        corner = torch.div(rest, inner, rounding_mode="floor") * geometry.stride[axis] - before[axis]  # N x p
-        rest = rest % inner
-        along = torch.arange(geometry.kernel[axis], device=at.device) * geometry.dilation[axis]
-        here = corner[:, :, None] + along
-        if padded:
-            inside = (inside[..., None] & ((here >= 0) & (here < side))[:, :, None]).flatten(2)
-            here = here.clamp(0, side - 1)
-        index = (index[..., None] * side + here[:, :, None]).flatten(2)
-    return Window(index, inside if padded else None)
+    """The patches of output positions ``at`` (N x p) in a map of ``in_size``."""
+    return Window(*KINDS[geometry.kind].window(geometry, in_size, at))
 
 
 def conv_patches(x: Tensor, geometry: Geometry, chosen: Chosen) -> Tensor:
-    """Patches of ``x`` (N x C x size) at ``chosen`` positions: (N p) x (C k).
+    """Patches of a layer's input ``x`` at ``chosen`` positions: (N p) x (C k).
 
     Gathering touches p k C numbers an image, where running the layer would touch every position; zeros around the
     image are put in afterwards, so that the image need not be copied.
     """
-    in_size = tuple(x.shape[2:])
+    kind = KINDS[geometry.kind]
+    in_size = kind.map_size(x)
     window = chosen.window(geometry, in_size)
     if geometry.padding_mode != "zeros":
         x = F.pad(x, torch_pad(*geometry.margins(in_size)), mode=geometry.padding_mode)
     n, p, k = window.index.shape
-    c = x.shape[1]
-    flat = x.flatten(2)
-    if _in_rows(rows := flat.transpose(1, 2)):
+    rows = kind.rows(x)
+    c = rows.shape[2]
+    if _in_rows(rows):
         found = _rows_at(rows, window.index)
         if window.inside is not None:
             found *= window.inside.reshape(-1, 1)
         return found.reshape(n * p, k, c).transpose(1, 2).reshape(-1, c * k)
-    found = flat.gather(2, window.index.reshape(n, 1, p * k).expand(n, c, p * k))
+    found = rows.transpose(1, 2).gather(2, window.index.reshape(n, 1, p * k).expand(n, c, p * k))
     if window.inside is not None:
         found *= window.inside.reshape(n, 1, p * k)
     return found.reshape(n, c, p, k).permute(0, 2, 1, 3).reshape(-1, c * k)
@@ -177,10 +159,7 @@ def _rows_at(rows: Tensor, at: Tensor) -> Tensor:
 def outputs_at(y: Tensor, kind: str, chosen: Chosen, *, copy: bool = True) -> Tensor:
     """Outputs of a layer at ``chosen`` positions: (N p) x d, from N x d x size (N x ... x d for a Linear). Without
     ``copy`` they may share the memory of ``y``."""
-    if kind == "linear":
-        rows = y.reshape(y.shape[0], -1, y.shape[-1])
-    else:
-        rows = y.flatten(2).transpose(1, 2)
+    rows = KINDS[kind].rows(y)
     if chosen.at.shape[1] < rows.shape[1]:
         if _in_rows(rows):
             return _rows_at(rows, chosen.at)

@@ -8,17 +8,15 @@ from math import prod
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from leanconv.calibrate.positions import Chosen, conv_patches, outputs_at
 from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.kinds import KINDS
 from leanconv.network.sites import Site
-from leanconv.solve import ResponseSpace, SpatialFactors
+from leanconv.solve import ResponseSpace, TwoStep
 
 # Gathering one number of a patch costs about this many multiply-accumulates of a product.
 GATHER = 32
-
-CONVOLUTIONS = {"conv1d": F.conv1d, "conv2d": F.conv2d, "conv3d": F.conv3d}
 
 
 @dataclass(frozen=True)
@@ -43,15 +41,15 @@ class Responses:
 class Probe:
     """What to compute at a site from its input: ``weight`` (d x c x kernel, c of one group) and ``bias`` (d).
 
-    ``split``: spatial factors the weight is the product of. ``own_output``: what the layer itself gives, batch norm
+    ``split``: two factors the weight is the product of. ``own_output``: what the layer itself gives, batch norm
     included, is the response, and no worse for being computed by the network. ``halfway``: not the responses are
-    collected but what the horizontal factor sees, n x (d'' kw); ``responses`` makes them of it.
+    collected but what the second factor sees, n x (r k); ``responses`` makes them of it.
     """
 
     site: Site
     weight: Tensor
     bias: Tensor
-    split: SpatialFactors | None = None
+    split: TwoStep | None = None
     own_output: bool = False
     halfway: bool = False
 
@@ -63,12 +61,12 @@ class Probe:
     @property
     def width(self) -> int:
         """Numbers that are collected at a position."""
-        return self.split.horizontal[0].numel() if self.halfway and self.split is not None else len(self.weight)
+        return self.split.second[0].numel() if self.halfway and self.split is not None else len(self.weight)
 
     def positions(self, x: Tensor) -> int:
         """How many responses the layer has for one image (one row of ``x``)."""
         geometry = self.site.geometry
-        return x[0].numel() // x.shape[-1] if geometry.kind == "linear" else prod(geometry.out_size(_size(x)))
+        return prod(geometry.out_size(KINDS[geometry.kind].map_size(x)))
 
     def outputs(self, y: Tensor, chosen: Chosen) -> Tensor:
         """Of an output of the layer, at ``chosen`` positions: (N p) x d. A copy: the network may go on to work in place
@@ -79,59 +77,81 @@ class Probe:
         """Responses at ``chosen`` positions to the layer's input ``x``: (N p) x d.
 
         From gathered patches where few positions are chosen; where gathering them would cost more, from the whole
-        layer, or its vertical factor.
+        layer, or its first factor.
         """
-        geometry = self.site.geometry
-        if geometry.kind == "linear":
-            return self._product(outputs_at(x, "linear", chosen), self.weight)
         if self.halfway:
             return self._halfway(x, chosen)
+        geometry = self.site.geometry
+        kind = KINDS[geometry.kind]
         sampled, every, d = chosen.at.shape[1], self.positions(x), geometry.out_channels
         ways = {"patches": sampled * geometry.patch * (GATHER * geometry.groups + d)}
-        even = _even(geometry, _size(x))
+        even = kind.over_a_map and _even(geometry, _size(x))
         if even:
             ways["whole"] = every * geometry.patch * d
         if even and self.split is not None:
-            rank = len(self.split.vertical)
-            width = x.shape[-1] * geometry.out_size(_size(x))[0]
-            ways["vertical"] = rank * (
-                width * geometry.in_channels * geometry.kernel[0] + sampled * geometry.kernel[1] * (GATHER + d)
+            rank, between = len(self.split.first), prod(self._first_geometry().out_size(_size(x)))
+            ways["first"] = rank * (
+                between * self.split.first[0].numel() + sampled * prod(self.split.second.shape[2:]) * (GATHER + d)
             )
         way = min(ways, key=lambda way: ways[way])
         if way == "patches":
             return self._product(conv_patches(x, geometry, chosen), self.weight)
-        if way == "vertical":
+        if way == "first":
             return self.responses(self._halfway(x, chosen))
-        g, function = geometry, CONVOLUTIONS[geometry.kind]
-        x, padding = x.to(self.weight.dtype), geometry.margins(_size(x))[0]
-        y = function(x, self.weight, self.bias, g.stride, padding, g.dilation, g.groups)
-        return outputs_at(y, g.kind, chosen, copy=False)
+        y = kind.compute(x.to(self.weight.dtype), self.weight, self.bias, geometry)
+        return outputs_at(y, kind.name, chosen, copy=False)
 
     def responses(self, halfway: Tensor) -> Tensor:
         """n x d, from what was collected ``halfway``."""
         assert self.split is not None
-        return self._product(halfway, self.split.horizontal)
+        return self._product(halfway, self.split.second)
 
     def _halfway(self, x: Tensor, chosen: Chosen) -> Tensor:
-        """What the horizontal filters see at ``chosen`` positions: (N p) x (d'' kw)."""
+        """What the second factor sees at ``chosen`` positions: (N p) x (r k)."""
         assert self.split is not None
-        geometry, vertical = self.site.geometry, self.split.vertical
+        geometry, first = self.site.geometry, self.split.first
         if not _even(geometry, _size(x)):
-            patches = conv_patches(x, geometry, chosen).to(vertical.dtype)
-            patches = patches.reshape(len(patches), geometry.in_channels, *geometry.kernel)
-            return torch.einsum("ncij,rci->nrj", patches, vertical[..., 0]).flatten(1)
-        padding, stride, dilation = geometry.margins(_size(x))[0], geometry.stride[0], geometry.dilation[0]
-        columns = F.conv2d(x.to(vertical.dtype), vertical, None, (stride, 1), (padding[0], 0), (dilation, 1))
-        rows = replace(
-            geometry,
-            in_channels=columns.shape[1],
-            kernel=(1, geometry.kernel[1]),
-            stride=(1, geometry.stride[1]),
-            padding=(0, padding[1]),
-            padding_after=None,
-            dilation=(1, geometry.dilation[1]),
+            patches = conv_patches(x, geometry, chosen).to(first.dtype)
+            return self.split.seen(patches.reshape(len(patches), geometry.in_channels, *geometry.kernel))
+        g = self._first_geometry()
+        padding = tuple(p if s else 0 for p, s in zip(geometry.margins(_size(x))[0], self._first_spans, strict=True))
+        g = replace(g, padding=padding, padding_after=None)
+        between = KINDS[g.kind].compute(x.to(first.dtype), first, None, g)
+        return conv_patches(between, self._second_geometry(_size(x)), chosen)
+
+    @property
+    def _first_spans(self) -> tuple[bool, ...]:
+        """The dimensions along which the first factor filters; it has their stride, padding and dilation, and the
+        second one those of the others."""
+        assert self.split is not None
+        return tuple(size > 1 for size in self.split.first.shape[2:])
+
+    def _first_geometry(self) -> Geometry:
+        return self._along(self._first_spans, self.site.geometry.in_channels)
+
+    def _second_geometry(self, in_size: tuple[int, ...]) -> Geometry:
+        assert self.split is not None
+        others = tuple(not spans for spans in self._first_spans)
+        g = self._along(others, len(self.split.first))
+        padding = tuple(p if s else 0 for p, s in zip(self.site.geometry.margins(in_size)[0], others, strict=True))
+        return replace(g, padding=padding, padding_after=None)
+
+    def _along(self, dimensions: tuple[bool, ...], in_channels: int) -> Geometry:
+        """The layer's geometry along some dimensions, and filters of size 1 along the others."""
+        g = self.site.geometry
+
+        def kept(values: tuple[int, ...], neutral: int) -> tuple[int, ...]:
+            return tuple(value if keep else neutral for value, keep in zip(values, dimensions, strict=True))
+
+        return replace(
+            g,
+            in_channels=in_channels,
+            kernel=kept(g.kernel, 1),
+            stride=kept(g.stride, 1),
+            padding=g.padding if isinstance(g.padding, str) else kept(g.padding, 0),
+            padding_after=None if g.padding_after is None else kept(g.padding_after, 0),
+            dilation=kept(g.dilation, 1),
         )
-        return conv_patches(columns, rows, chosen)
 
     def _product(self, patches: Tensor, weight: Tensor) -> Tensor:
         """Patches n x (C k) -> responses n x d."""

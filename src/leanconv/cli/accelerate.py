@@ -28,7 +28,7 @@ def accelerate(
     speedup: Annotated[
         float, typer.Option(help="Convolution MACs before / after; with --ranks latency: time before / after.")
     ] = 4.0,
-    scheme: Annotated[str, typer.Option(help="channel, spatial, 3d, or spatial-sgd (a slow baseline).")] = "3d",
+    scheme: Annotated[str, typer.Option(help="channel, spatial or 3d.")] = "3d",
     solver: Annotated[str, typer.Option(help="linear or nonlinear.")] = "nonlinear",
     refine: Annotated[
         str | None,
@@ -162,7 +162,7 @@ def accelerate(
         prepare: Preprocess | None = None
         batches: Pictures | WholePictures
         if kind_of(network.model) is None:
-            prepare = given.preprocess(network.preset, size=size, resize=resize, channels=channels, mean=mean, std=std)
+            prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
             batches = Pictures(pictures, prepare, batch=batch or 32, workers=hands, pin=place.type == "cuda")
         else:
             _check_detector({"--size": size, "--resize": resize, "--channels": channels, "--mean": mean, "--std": std})
@@ -170,6 +170,7 @@ def accelerate(
         result = run(network.model, batches, **wanted, device=place, progress=not quiet, workdir=workdir, memory=memory)
         if not lead:
             return
+        assert network.source is not None
         source = confirmed(network.model, result.source, network.source)
         preprocess = None if prepare is None else prepare.to_json(network.preset)
         result = replace(result, source=source, preprocess=preprocess, command=_command())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,15 +9,15 @@ import typer
 
 from leanconv.cli import common as given
 from leanconv.cli.json_output import print_json
-from leanconv.errors import LeanconvError, listing, warn
+from leanconv.cli.options import with_options_of
+from leanconv.errors import LeanconvError, warn
+from leanconv.system.fields import number_in
+from leanconv.train.settings import ORIGINAL_ONLY, FinetuneConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from leanconv.evaluation.class_names import ClassIndices
-    from leanconv.images import Picture
     from leanconv.result import Accelerated
-    from leanconv.train.augment import PictureSet
 
 Folder = Annotated[Path, typer.Argument(help="What leanconv accelerate wrote.")]
 Data = Annotated[str, typer.Option(help="Images: a folder, with a folder a class if there are labels; .tar files.")]
@@ -27,21 +26,16 @@ Distill = Annotated[
     typer.Option(help="Train without labels, to answer as this network does: the original, named as MODEL elsewhere."),
 ]
 Validation = Annotated[str | None, typer.Option(help="Images to judge by. Default: a share --holdout of the data.")]
-Precision = Annotated[str, typer.Option(help="auto (bf16 on a GPU), off, bf16 or fp16.")]
-Features = Annotated[
-    int | None, typer.Option(help="With --distill: match the responses of so many replaced layers. Default: all.")
-]
-Outputs = Annotated[
-    float | None,
-    typer.Option(help="With --distill: weight of the outputs' divergence. Default: 0, without features 1."),
-]
-CheckEvery = Annotated[int, typer.Option(help="Judge every so many steps; 0: once an epoch.")]
-Patience = Annotated[int, typer.Option(help="Stop after so many checks without a better one; 0: never.")]
+ClassFile = Annotated[Path | None, typer.Option(help="JSON: {class name: index} or {class name: [index, ...]}.")]
 Augment = Annotated[
     str, typer.Option(help="Crops of at least this share of the picture, above 0 to 1, mirrored half the time; or off.")
 ]
+Work = Annotated[
+    Path | None, typer.Option(help="Folder for the state of the run: started again, it goes on from there.")
+]
 
 
+@with_options_of(FinetuneConfig, before="workdir")
 def finetune(
     folder: Folder,
     data: Data,
@@ -51,43 +45,10 @@ def finetune(
     num_classes: given.Classes = None,
     original: given.Original = None,
     validation: Validation = None,
-    holdout: Annotated[float, typer.Option(help="Share of the images that is not trained on; 0: none.")] = 0.1,
-    classes: Annotated[
-        Path | None, typer.Option(help="JSON: {class name: index} or {class name: [index, ...]}.")
-    ] = None,
+    classes: ClassFile = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many images, spread over all.")] = None,
     augment: Augment = "0.5",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the images. Default: 5; with --distill 30.")] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Images a step of a process. Default: 128; with --distill 50.")
-    ] = None,
-    lr: Annotated[
-        float | None,
-        typer.Option(help="Learning rate. Default: 1e-5; with --distill 2e-3, in parts of the weights (muon)."),
-    ] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or muon. Default: sgd; with --distill muon.")] = None,
-    weight_decay: Annotated[float, typer.Option(help="Of the optimizer.")] = 0.0,
-    schedule: Annotated[
-        str | None, typer.Option(help="constant, or cosine to zero. Default: constant; with --distill cosine.")
-    ] = None,
-    warmup: Annotated[
-        int | None, typer.Option(help="Steps over which the rate rises. Default: 0; with --distill 20.")
-    ] = None,
-    ema: Annotated[
-        float | None,
-        typer.Option(help="Keep an average of the weights with this decay; 0: off. Default: 0; with --distill 0.99."),
-    ] = None,
-    clip: Annotated[float, typer.Option(help="Largest norm of a gradient; 0: off.")] = 0.0,
-    precision: Precision = "auto",
-    features: Features = None,
-    outputs: Outputs = None,
-    check_every: CheckEvery = 0,
-    patience: Patience = 0,
-    workdir: Annotated[
-        Path | None, typer.Option(help="Folder for the state of the run: started again, it goes on from there.")
-    ] = None,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between two states kept in the workdir.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of the split, the order of the images and all that is drawn.")] = 0,
+    workdir: Work = None,
     size: given.Size = None,
     resize: given.Resize = None,
     channels: given.Channels = None,
@@ -97,6 +58,7 @@ def finetune(
     device: given.Device = None,
     as_json: given.Json = False,
     quiet: given.Quiet = False,
+    **options: Any,
 ) -> None:
     """Train an accelerated network with labels, or without them from the original, and save the best of it.
 
@@ -114,40 +76,27 @@ def finetune(
     from dataclasses import replace
 
     from leanconv.cli.networks import opened
+    from leanconv.evaluation.class_names import class_count, class_indices_of_both
     from leanconv.images import find_pictures
     from leanconv.images.loading import spread
+    from leanconv.images.picture_set import PictureSet
     from leanconv.network.torchvision_detectors import kind_of
     from leanconv.storage.folder import check_new
-    from leanconv.train.augment import PictureSet
     from leanconv.train.finetune import finetune as run
-    from leanconv.train.settings import Settings
 
     check_new(out)
-    wanted: dict[str, Any] = {
-        "epochs": epochs,
-        "batch": batch,
-        "lr": lr,
-        "optimizer": optimizer,
-        "weight_decay": weight_decay,
-        "schedule": schedule,
-        "warmup": warmup,
-        "ema": ema,
-        "clip": clip,
-        "precision": precision,
-        "holdout": holdout,
-        "check_every": check_every,
-        "patience": patience,
-        "checkpoint_every": checkpoint_every,
-        "seed": seed,
-    }
-    Settings.check(distill=distill is not None, **wanted)  # before minutes are spent on loading
+    to_distill = {"weights": weights, "num-classes": num_classes, **{key: options[key] for key in ORIGINAL_ONLY}}
+    for name, value in to_distill.items():
+        if distill is None and value is not None:
+            raise LeanconvError(f"--{name} goes with --distill ORIGINAL, which is not given.")
+    FinetuneConfig(distill=distill is not None, **options)  # checked before minutes are spent on loading
     smallest = _smallest(augment)
-    of_original = {"--weights": weights, "--num-classes": num_classes, "--features": features, "--outputs": outputs}
-    _check_together(distill, of_original, classes)
+    if distill is not None and classes is not None:
+        raise LeanconvError("--classes does not go with --distill, which trains without labels; give one of them.")
     source, judged_by = _parts(data, validation)
     pictures = find_pictures(source)
     held = None if judged_by is None else find_pictures(judged_by)
-    mapping = _classes(pictures, held, classes) if distill is None else None
+    mapping = class_indices_of_both(pictures, held, classes) if distill is None else None
     pictures = spread(pictures, limit or len(pictures))
     with given.team(device) as (place, lead):
         result, teacher = _networks(folder, distill, original, weights, num_classes)
@@ -159,19 +108,17 @@ def finetune(
         prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
         examples = PictureSet(pictures, prepare, mapping, smallest)
         if mapping is not None:
-            mapping.check(_outputs(network.model, examples.unchanged()))
+            mapping.check(class_count(network.model, examples.unchanged()))
         tuned = run(
             result,
             examples,
             teacher,
             validation=None if held is None else PictureSet(held, prepare, mapping),
-            **wanted,
-            features=features,
-            outputs=outputs,
             workdir=workdir,
             device=place,
             workers=given.pick_workers(workers),
             progress=not quiet,
+            **options,
         )
         if not lead:
             return
@@ -181,31 +128,17 @@ def finetune(
     if history.stopped is not None:
         warn(history.stopped)
     if as_json:
-        known = {"verdict": history.verdict(), "stopped": history.stopped, "unreadable": history.unreadable}
-        print_json({"folder": str(out), **known, **(tuned.result.training or {})})
+        facts = {"verdict": history.verdict(), "stopped": history.stopped, "unreadable": history.unreadable}
+        print_json({"folder": str(out), **facts, **(tuned.result.training or {})})
     else:
-        print(history.table())
-        print(f"{history.verdict()}\nsaved to {out}")
+        print(f"{history.table()}\n{history.verdict()}\nsaved to {out}")
 
 
 def _smallest(text: str) -> float | None:
-    if text == "off":
-        return None
     try:
-        share = float(text)
+        return None if text == "off" else number_in("augment", float(text), above=0, at_most=1)
     except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise LeanconvError(f"--augment {text!r} must be a number above 0 and at most 1, or off.")
-    return share
-
-
-def _check_together(distill: str | None, of_original: dict[str, Any], classes: Path | None) -> None:
-    given_too = [name for name, value in of_original.items() if value is not None]
-    if distill is None and given_too:
-        raise LeanconvError(f"{given_too[0]} goes with --distill ORIGINAL, which is not given.")
-    if distill is not None and classes is not None:
-        raise LeanconvError("--classes does not go with --distill, which trains without labels; give one of them.")
+        raise LeanconvError(f"--augment {text!r} must be a number above 0 and at most 1, or off.") from None
 
 
 def _parts(data: str, validation: str | None) -> tuple[str, str | None]:
@@ -214,36 +147,7 @@ def _parts(data: str, validation: str | None) -> tuple[str, str | None]:
     from leanconv.images.find import TRAINING
 
     judged_by = held_out(data)
-    if judged_by == data:
-        return data, validation
-    return str(Path(data) / TRAINING), validation or judged_by
-
-
-def _classes(pictures: Sequence[Picture], held: Sequence[Picture] | None, file: Path | None) -> ClassIndices:
-    """The outputs the class folders stand for, those of the validation images too."""
-    from leanconv.evaluation.class_names import class_indices
-
-    found = [*pictures, *(held or ())]
-    unlabelled = [picture.name for picture in found if picture.label is None]
-    if unlabelled:
-        raise LeanconvError(
-            f"{len(unlabelled)} images lie in no class folder ({listing(unlabelled, 2)}); give a folder a class, or "
-            "--distill ORIGINAL to train without labels."
-        )
-    mapping = class_indices(pictures, file)
-    if held is None:
-        return mapping
-    other = class_indices(held, file)
-    if other.by_order != mapping.by_order:
-        raise LeanconvError(
-            f"the classes are named {listing(list(mapping), 2)} where they are trained on and "
-            f"{listing(list(other), 2)} where they are judged by; name them alike."
-        )
-    if mapping.by_order and (missing := [name for name in other if name not in mapping]):
-        raise LeanconvError(f"there are validation images of {listing(missing, 3)}, and none to train on; give some.")
-    if not mapping.by_order:
-        mapping.update(other)
-    return mapping
+    return (data, validation) if judged_by == data else (str(Path(data) / TRAINING), validation or judged_by)
 
 
 def _networks(
@@ -262,25 +166,3 @@ def _networks(
     if original is not None:
         base = given.load_network(original, "none", None, default_weights="none").model
     return load_result(folder, base), teacher
-
-
-def _outputs(model: nn.Module, pictures: PictureSet) -> int:
-    """How many classes the network tells apart: its answer to the first picture that can be read."""
-    import torch
-
-    from leanconv.evaluation.classification import as_taken, class_scores
-    from leanconv.network.model_error import model_failed
-    from leanconv.train.dataset import Unreadable
-
-    for number in range(len(pictures)):
-        try:
-            image = pictures[number][0][None]
-        except Unreadable:
-            continue
-        try:
-            with torch.no_grad():
-                output = model(as_taken(model, image))
-        except Exception as error:
-            raise model_failed(error, image) from error
-        return class_scores(output).shape[1]
-    raise LeanconvError(f"none of the {len(pictures)} images could be read; repair or replace them.")

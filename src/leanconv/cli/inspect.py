@@ -41,8 +41,7 @@ def inspect(
     """
     from leanconv.cli.networks import open_network
     from leanconv.errors import LeanconvError
-    from leanconv.images import find_pictures, read_all
-    from leanconv.images.loading import WholePictures, spread
+    from leanconv.images import Pictures, WholePictures, find_pictures, spread
     from leanconv.network.torchvision_detectors import kind_of
     from leanconv.pipeline.inspection import inspect_network
 
@@ -57,7 +56,7 @@ def inspect(
     if images is not None:
         pictures, hands = spread(find_pictures(images), count), given.pick_workers(workers)
         if kind_of(network.model) is None:
-            batches = list(read_all(pictures, prepare, batch=batch, workers=hands).batches)
+            batches = list(Pictures(pictures, prepare, batch=batch, workers=hands))
         else:
             batches = list(WholePictures(pictures, batch=min(batch, 8), workers=hands))
     shape = (1, prepare.channels, prepare.size, prepare.size)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import common as given
+from leanconv.cli.networks import is_saved
 from leanconv.errors import LeanconvError
 from leanconv.storage.records import check_recordable
 
@@ -19,9 +19,9 @@ Record = Annotated[
 
 
 def folder_to_record(specs: Sequence[str]) -> Path:
-    """The saved folder, the last of ``specs``, behind its original network where that is given; else refused."""
+    """The saved folder, the last of ``specs``, behind its original network if that is there; else an error."""
     *before, folder = specs
-    if not given.is_saved(folder) or any(given.is_saved(original) for original in before):
+    if not is_saved(folder) or any(is_saved(original) for original in before):
         raise LeanconvError(
             "--record keeps figures of a saved folder against its original; give the original network first and the "
             f"folder second, not {' '.join(specs)!r}."

@@ -8,10 +8,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-from leanconv.errors import LeanconvError, listing
+from leanconv.errors import LeanconvError, Unreadable, listing
 from leanconv.images.find import HELD_OUT, TRAINING
 from leanconv.images.picture import Picture
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from leanconv.images.picture_set import PictureSet
 
 
 class ClassIndices(dict[str, int]):
@@ -46,22 +52,69 @@ def class_indices(pictures: Sequence[Picture], file: Path | None) -> ClassIndice
         return _from_file(file, names)
     if all(name.isascii() and name.isdecimal() for name in names):
         return ClassIndices({name: int(name) for name in names})
-    found = ClassIndices({name: index for index, name in enumerate(names)})
-    found.by_order = True
-    return found
+    indices = ClassIndices({name: index for index, name in enumerate(names)})
+    indices.by_order = True
+    return indices
+
+
+def class_indices_of_both(
+    training: Sequence[Picture], judged: Sequence[Picture] | None, file: Path | None
+) -> ClassIndices:
+    """The same, of the pictures that are trained on and those that are judged by, which must have the same names."""
+    unlabelled = [picture.name for picture in (*training, *(judged or ())) if picture.label is None]
+    if unlabelled:
+        raise LeanconvError(
+            f"{len(unlabelled)} images lie in no class folder ({listing(unlabelled, 2)}); give a folder a class, or "
+            "--distill ORIGINAL to train without labels."
+        )
+    mapping = class_indices(training, file)
+    if judged is None:
+        return mapping
+    other = class_indices(judged, file)
+    if other.by_order != mapping.by_order:
+        raise LeanconvError(
+            f"the classes are named {listing(list(mapping), 2)} where they are trained on and "
+            f"{listing(list(other), 2)} where they are judged by; name them alike."
+        )
+    if mapping.by_order and (missing := [name for name in other if name not in mapping]):
+        raise LeanconvError(f"there are validation images of {listing(missing, 3)}, and none to train on; give some.")
+    if not mapping.by_order:
+        mapping.update(other)
+    return mapping
+
+
+def class_count(model: nn.Module, pictures: PictureSet) -> int:
+    """How many classes the network tells apart: its answer to the first picture that can be read."""
+    import torch
+
+    from leanconv.evaluation.classification import as_taken, class_scores
+    from leanconv.network.user_model import model_failed
+
+    for number in range(len(pictures)):
+        try:
+            image = pictures[number][0][None]
+        except Unreadable:
+            continue
+        try:
+            with torch.no_grad():
+                output = model(as_taken(model, image))
+        except Exception as error:
+            raise model_failed(error, image) from error
+        return class_scores(output).shape[1]
+    raise LeanconvError(f"none of the {len(pictures)} images could be read; repair or replace them.")
 
 
 def _check_parts(pictures: Sequence[Picture]) -> None:
-    """Refuse training and validation pictures in one heap: a figure of both together means nothing."""
-    found: set[str] = set()
+    """Refuse training and validation pictures together: a figure of both means nothing."""
+    parts_named: set[str] = set()
     for folder in {PurePosixPath(picture.name).parent for picture in pictures}:
         parts = folder.parts if folder.suffix == ".tar" else folder.parts[:-1]  # without the class's own folder
         words = {word for part in parts for word in re.findall("[a-z]+", part.lower())}
         here = [word for word in (TRAINING, *HELD_OUT) if word in words]
         if TRAINING not in here or len(here) == 1:  # train/imagenet/val says nothing
-            found.update(here)
-    other = [word for word in HELD_OUT if word in found]
-    if TRAINING in found and other:
+            parts_named.update(here)
+    other = [word for word in HELD_OUT if word in parts_named]
+    if TRAINING in parts_named and other:
         raise LeanconvError(
             f"the data holds images of {TRAINING} and {other[0]} together; give the place of {other[0]} alone."
         )
@@ -80,29 +133,74 @@ def labelled(pictures: Sequence[Picture], file: Path) -> list[Picture]:
                 "order of the file names, or 'name class' lines."
             )
         return [replace(picture, label=line[0]) for picture, line in zip(pictures, lines, strict=True)]
-    given = {line[0]: line[1] for line in lines if len(line) > 1}
-    keys = [_key_in(given, picture) for picture in pictures]
+    listed = {line[0]: line[1] for line in lines if len(line) > 1}
+    keys = [_key_in(listed, picture) for picture in pictures]
     missing = [picture.name for picture, key in zip(pictures, keys, strict=True) if key is None]
     twice = [key for key, count in Counter(keys).items() if count > 1 and key is not None]
     if missing or twice:
         problem = f"no class for {listing(missing, 3)}" if missing else f"one line for several images ({twice[0]})"
         raise LeanconvError(f"--labels {str(file)!r} has {problem}; give a 'name class' line an image.")
-    return [replace(picture, label=given[key or ""]) for picture, key in zip(pictures, keys, strict=True)]
+    return [replace(picture, label=listed[key or ""]) for picture, key in zip(pictures, keys, strict=True)]
 
 
-def _key_in(given: dict[str, str], picture: Picture) -> str | None:
+def _key_in(listed: dict[str, str], picture: Picture) -> str | None:
     """How a list names a picture: in full, by its file, or by its file without the ending."""
     path = PurePosixPath(picture.name)
-    return next((key for key in (picture.name, path.name, path.stem) if key in given), None)
+    return next((key for key in (picture.name, path.name, path.stem) if key in listed), None)
 
 
 def _from_file(file: Path, names: list[str]) -> ClassIndices:
     try:
         data = json.loads(file.read_text())
-        given = {name: value[0] if isinstance(value, list) else value for name, value in data.items()}
+        indices = {name: value[0] if isinstance(value, list) else value for name, value in data.items()}
     except (OSError, ValueError, AttributeError, IndexError) as error:
         raise LeanconvError(f"--classes {str(file)!r} cannot be read ({error}); give a JSON object.") from None
-    missing = [name for name in names if not isinstance(given.get(name), int)]
+    missing = [name for name in names if not isinstance(indices.get(name), int)]
     if missing:
         raise LeanconvError(f"--classes {str(file)!r} gives no class index for {listing(missing, 3)}.")
-    return ClassIndices({name: given[name] for name in names})
+    return ClassIndices({name: indices[name] for name in names})
+
+
+# What COCO, and so torchvision's weights, call VOC's classes.
+SYNONYMS = {
+    "aeroplane": "airplane",
+    "diningtable": "dining table",
+    "motorbike": "motorcycle",
+    "pottedplant": "potted plant",
+    "sofa": "couch",
+    "tvmonitor": "tv",
+}
+
+
+def detector_labels(
+    name: str,
+    outputs: int | None,
+    categories: Sequence[str] | None,
+    classes: Sequence[str],
+    file: Path | None,
+) -> dict[int, int] | None:
+    """The labels of the detector ``name`` -> those of data with these ``classes``; None where they are the same.
+
+    By ``file``, or by the names its weights' ``categories`` give its labels from 0. ``outputs``: how many classes it
+    tells apart, background included, where it says that.
+    """
+    if file is not None:
+        indices = _from_file(file, list(classes))
+        if outputs is not None:
+            indices.check(outputs)
+        return {indices[each]: label for label, each in enumerate(classes, start=1)}
+    if categories is not None and len(categories) == outputs:
+        known = {category: label for label, category in enumerate(categories)}
+        theirs = [each if each in known else SYNONYMS.get(each, each) for each in classes]
+        if missing := [each for each in theirs if each not in known]:
+            raise LeanconvError(
+                f"{name} knows no {listing(missing, 3)} by its weights' categories; give data with classes it knows, "
+                "or --classes FILE, a JSON of {name: label}."
+            )
+        return {known[each]: label for label, each in enumerate(theirs, start=1)}
+    if outputs not in (None, len(classes) + 1):
+        raise LeanconvError(
+            f"{name} tells {outputs} classes apart, background included, but the data has {len(classes)}, which needs "
+            f"{len(classes) + 1}; give a network for these, or --classes FILE, a JSON of {{name: label}}."
+        )
+    return None

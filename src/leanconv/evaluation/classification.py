@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
-from leanconv.evaluation.class_names import ClassIndices
-from leanconv.images.picture import Picture
-from leanconv.network.model_error import model_failed
+from leanconv.network.user_model import model_failed
+
+if TYPE_CHECKING:  # training uses this module, and reads no pictures
+    from leanconv.evaluation.class_names import ClassIndices
 
 # What errors call a network that is alone.
 NAMELESS = "the model"
@@ -20,25 +23,42 @@ NAMELESS = "the model"
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Shares of images whose class is the first, or among the first five, of the network's answers."""
+    """Shares of images whose class is the first, or among the first five, of the network's answers. Printed, a line.
+
+    ``about``: the data, the views of an image, and the images that could not be read.
+    """
 
     top1: float
     top5: float
     images: int
+    model: str = NAMELESS
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"top1": self.top1, "top5": self.top5, "images": self.images, **self.about, "model": self.model}
+
+    def __str__(self) -> str:
+        return f"{self.model}: top-1 {100 * self.top1:.2f} %, top-5 {100 * self.top5:.2f} % of {self.images} images"
+
+
+@contextmanager
+def judging(*models: nn.Module) -> Iterator[None]:
+    """Without gradients, and with these networks in eval mode. Afterwards every layer has the mode it had."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for model in models:
+            model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def logits_of(model: nn.Module, batches: Iterable[Tensor], device: torch.device | str) -> Tensor:
     """Outputs (n x classes, float32, CPU) of ``model`` in eval mode; its mode is put back."""
-    training = model.training
-    model.eval()
-    found = []
-    try:
-        with torch.no_grad():
-            for batch in batches:
-                found.append(class_scores(model(as_taken(model, batch.to(device)))).float().cpu())
-    finally:
-        model.train(training)
-    return torch.cat(found)
+    with judging(model):
+        return torch.cat([class_scores(model(as_taken(model, batch.to(device)))).float().cpu() for batch in batches])
 
 
 def as_taken(model: nn.Module, images: Tensor) -> Tensor:
@@ -47,22 +67,9 @@ def as_taken(model: nn.Module, images: Tensor) -> Tensor:
     return images.to(weight.dtype) if images.is_floating_point() else images
 
 
-def logits_and_labels(
-    model: nn.Module,
-    batches: Iterable[tuple[Tensor, list[Picture]]],
-    classes: ClassIndices,
-    device: torch.device | str,
-    *,
-    step: Callable[[], None] = lambda: None,
-) -> tuple[Tensor, Tensor]:
-    """Outputs and true classes of labelled pictures, as they are read. Labels are checked at the first batch."""
-    (logits,), labels = answers([(NAMELESS, model)], batches, classes, device, step=step)
-    return logits, labels
-
-
 def answers(
     models: Sequence[tuple[str, nn.Module]],
-    batches: Iterable[tuple[Tensor, list[Picture]]],
+    batches: Iterable[tuple[Tensor, Sequence[Any]]],
     classes: ClassIndices,
     device: torch.device | str,
     *,
@@ -71,29 +78,28 @@ def answers(
 ) -> tuple[list[Tensor], Tensor]:
     """Outputs of every named network (n x classes each, float32, CPU) on the same batches, and the true classes.
 
-    A batch of pictures x views x channels x height x width runs ``at_once`` views at a time, and the outputs are the
+    ``batches``: images with the pictures they come from, or with whatever else has a ``name`` and a ``label``. A batch
+    of pictures x views x channels x height x width runs ``at_once`` views at a time, and the outputs are the
     logarithms of the probabilities averaged over the views.
     """
-    networks = [(name, model.to(device).eval()) for name, model in models]
-    found: list[list[Tensor]] = [[] for _ in networks]
+    outputs: list[list[Tensor]] = [[] for _ in models]
     labels: list[int] = []
-    with torch.no_grad():
+    with judging(*(model.to(device) for _, model in models)):
         for batch, pictures in batches:
             there = batch.to(device)
-            scores = [_answer(name, model, there, at_once, pictures[0].name) for name, model in networks]
-            if not labels:
-                counts = [one.shape[1] for one in scores]
-                if len(set(counts)) > 1:
-                    each = [f"{name} has {count} outputs" for (name, _), count in zip(networks, counts, strict=True)]
-                    raise LeanconvError(f"{' and '.join(each)}; give networks with the same classes.")
-                classes.check(counts[0])
-            for kept, one in zip(found, scores, strict=True):
-                kept.append(one)
+            scores = [_answer(name, model, there, at_once, pictures[0].name) for name, model in models]
+            counts = [each.shape[1] for each in scores]
+            if len(set(counts)) > 1:
+                said = [f"{name} has {count} outputs" for (name, _), count in zip(models, counts, strict=True)]
+                raise LeanconvError(f"{' and '.join(said)}; give networks with the same classes.")
+            classes.check(counts[0])
+            for every, each in zip(outputs, scores, strict=True):
+                every.append(each)
             labels += [classes[picture.label or ""] for picture in pictures]
             step()
     if not labels:
         raise LeanconvError("none of the images could be read; repair or replace them.")
-    return [torch.cat(kept) for kept in found], torch.tensor(labels)
+    return [torch.cat(every) for every in outputs], torch.tensor(labels)
 
 
 def _answer(name: str, model: nn.Module, batch: Tensor, at_once: int | None, first: str) -> Tensor:
@@ -136,10 +142,10 @@ def correct(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([ranked[:, 0], ranked.any(dim=1)], dim=1)
 
 
-def accuracy(logits: Tensor, labels: Tensor) -> Accuracy:
+def accuracy(logits: Tensor, labels: Tensor, **about: Any) -> Accuracy:
     """``logits`` n x classes, ``labels`` n class indices."""
     top1, top5 = correct(logits, labels).double().mean(dim=0).tolist()
-    return Accuracy(top1=top1, top5=top5, images=len(labels))
+    return Accuracy(top1, top5, len(labels), **about)
 
 
 def agreement(logits: Tensor, reference: Tensor) -> float:

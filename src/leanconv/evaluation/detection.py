@@ -1,28 +1,26 @@
-"""Running detectors over scenes, and COCO's mean average precision of what they find."""
+"""Running detectors over annotated images, and COCO's mean average precision of what they find."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.evaluation.classification import NAMELESS, as_taken
-from leanconv.evaluation.voc_ap import Found, difficult_of, mean_ap, voc_ap
+from leanconv.evaluation.classification import as_taken, judging
+from leanconv.evaluation.voc_ap import Answer, difficult_of
 from leanconv.images.detection_data import SceneSet, Target
-from leanconv.images.loading import leave_out
-from leanconv.network.model_error import model_failed
+from leanconv.images.loading import read_batches
 from leanconv.network.torchvision_detectors import kind_of
-from leanconv.progress import reporter
-
-__all__ = ["Detector", "Found", "class_outputs", "coco_map", "detect", "detect_all", "is_detector", "mean_ap", "voc_ap"]
+from leanconv.network.user_model import model_failed
 
 KEYS = ("boxes", "labels", "scores")
+# Images of any size, float32 3 x height x width, and as many targets.
+Batch = tuple[list[Tensor], list[Target]]
 
 
 @dataclass(frozen=True)
@@ -34,19 +32,25 @@ class Detector:
     labels: Mapping[int, int] | None = None
 
 
+def are_detectors(named: Sequence[tuple[str, nn.Module]]) -> bool:
+    """Whether all of these are; LeanconvError where only some are."""
+    kinds = [(name, is_detector(model)) for name, model in named]
+    if len({kind for _, kind in kinds}) > 1:
+        each = [f"{name} is a {'detector' if kind else 'classifier'}" for name, kind in kinds]
+        raise LeanconvError(f"{' and '.join(each)}; give two of a kind.")
+    return kinds[0][1]
+
+
 def is_detector(model: nn.Module) -> bool:
     """Whether ``model`` answers a list of images with boxes, labels and scores: by its type, else by asking it."""
     if kind_of(model) is not None:
         return True
     weight = next(model.parameters(), torch.zeros(()))
-    training = model.training
     try:
-        with torch.no_grad():
-            answer = model.eval()([as_taken(model, torch.zeros(3, 224, 224, device=weight.device))])
+        with judging(model):
+            answer = model([as_taken(model, torch.zeros(3, 224, 224, device=weight.device))])
     except Exception:  # most networks take a tensor, and say so in their own way
         return False
-    finally:
-        model.train(training)
     return _is_answer(answer, 1)
 
 
@@ -59,85 +63,51 @@ def class_outputs(model: nn.Module) -> int | None:
         return next(
             (layer.out_features for layer in reversed([*scores.modules()]) if isinstance(layer, nn.Linear)), None
         )
-    found = getattr(head, "num_classes", getattr(head, "num_columns", None))
-    return found if isinstance(found, int) else None
+    count = getattr(head, "num_classes", getattr(head, "num_columns", None))
+    return count if isinstance(count, int) else None
 
 
-@dataclass(frozen=True)
-class _Unusable:
-    """A picture, and what is wrong with it."""
-
-    name: str
-    reason: str
-
-
-class _Tried(Dataset[tuple[Tensor, Target] | _Unusable]):
-    """Scenes whose errors come back from workers as they are."""
-
-    def __init__(self, scene_set: SceneSet):
-        self._scene_set = scene_set
-
-    def __len__(self) -> int:
-        return len(self._scene_set)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Target] | _Unusable:
-        try:
-            return self._scene_set[index]
-        except Exception as error:  # a decoder can raise anything on a damaged file
-            kind = "" if isinstance(error, LeanconvError) else f"{type(error).__name__}: "
-            return _Unusable(self._scene_set.scenes[index].picture.name, f"{kind}{str(error).rstrip('.')}")
-
-
-def detect(
-    model: nn.Module,
+def read_scenes(
     scene_set: SceneSet,
-    device: torch.device | str,
+    numbers: Sequence[int] | None = None,
+    *,
     batch: int = 8,
-    workers: int = 0,
-    progress: bool = False,
-) -> tuple[list[Found], list[Target]]:
-    """What ``model`` finds in every scene, and what there is, on the CPU. Scenes that cannot be read are left out."""
-    detector = [Detector(NAMELESS, model)]
-    (found,), targets = detect_all(detector, scene_set, device, batch=batch, workers=workers, progress=progress)
-    return found, targets
+    **reading: Any,
+) -> Iterator[Batch]:
+    """Images and targets of the scenes with these ``numbers``, all by default. ``reading``: as of ``read_batches``."""
+    numbers = range(len(scene_set)) if numbers is None else numbers
+    names = [scene_set.scenes[number].picture.name for number in numbers]
+    for pairs, _ in read_batches(numbers, scene_set.__getitem__, names, batch=batch, **reading):
+        yield [image for image, _ in pairs], [target for _, target in pairs]
 
 
 def detect_all(
     detectors: Sequence[Detector],
-    scene_set: SceneSet,
+    batches: Iterable[Batch],
+    classes: int,
     device: torch.device | str,
     *,
-    batch: int = 8,
-    workers: int = 0,
-    progress: bool = False,
-    bad: list[str] | None = None,
-) -> tuple[list[list[Found]], list[Target]]:
-    """What every detector finds in the same decoded images. Names of unusable ones go into ``bad``."""
-    bad = [] if bad is None else bad
-    models = [(detector, detector.model.to(device).eval()) for detector in detectors]
-    found: list[list[Found]] = [[] for _ in models]
+    step: Callable[[], None] = lambda: None,
+) -> tuple[list[list[Answer]], list[Target]]:
+    """What every detector finds in the same images, on the CPU, and what there is: objects of ``classes`` classes."""
+    answers: list[list[Answer]] = [[] for _ in detectors]
     targets: list[Target] = []
-    pin = torch.device(device).type == "cuda"
-    loader = DataLoader(_Tried(scene_set), batch, num_workers=workers, collate_fn=list, pin_memory=pin)
-    with reporter(progress).stage("detecting", len(loader)) as stage, torch.no_grad():
-        for items in loader:
-            unusable = [(item.name, item.reason) for item in items if isinstance(item, _Unusable)]
-            leave_out(unusable, bad, len(scene_set))
-            pairs = [item for item in items if not isinstance(item, _Unusable)]
-            images = [image.to(device) for image, _ in pairs]
-            for kept, (detector, model) in zip(found, models, strict=True):
-                kept += _answer(detector, model, images, len(scene_set.scenes.classes)) if images else []
-            targets += [target for _, target in pairs]
-            stage.advance()
+    with judging(*(detector.model.to(device) for detector in detectors)):
+        for pictures, objects in batches:
+            images = [picture.to(device) for picture in pictures]
+            for every, detector in zip(answers, detectors, strict=True):
+                every += _answer(detector, images, classes) if images else []
+            targets += objects
+            step()
     if not targets:
         raise LeanconvError("none of the images could be read; repair or replace them.")
-    return found, targets
+    return answers, targets
 
 
-def _answer(detector: Detector, model: nn.Module, images: list[Tensor], classes: int) -> list[Found]:
+def _answer(detector: Detector, images: list[Tensor], classes: int) -> list[Answer]:
     """Checked answers to a batch, with the data's labels."""
     try:
-        answer = model([as_taken(model, image) for image in images])
+        answer = detector.model([as_taken(detector.model, image) for image in images])
     except Exception as error:
         raise LeanconvError(f"{detector.name}: {model_failed(error, images)}") from error
     if not _is_answer(answer, len(images)):
@@ -156,8 +126,8 @@ def _is_answer(answer: object, images: int) -> bool:
     )
 
 
-def _checked(detector: Detector, found: dict[str, Tensor], classes: int) -> Found:
-    boxes, labels, scores = found["boxes"].float(), found["labels"], found["scores"].float()
+def _checked(detector: Detector, answer: dict[str, Tensor], classes: int) -> Answer:
+    boxes, labels, scores = answer["boxes"].float(), answer["labels"], answer["scores"].float()
     if not bool(torch.isfinite(boxes).all() and torch.isfinite(scores).all()):
         raise LeanconvError(f"{detector.name} answers NaN or infinity; check its weights.")
     if detector.labels is not None:
@@ -168,11 +138,11 @@ def _checked(detector: Detector, found: dict[str, Tensor], classes: int) -> Foun
             f"{detector.name} answers the label {int(beyond[0])}, but the data has {classes} classes; give --classes "
             "FILE, a JSON of {name: label}."
         )
-    kept = labels > 0  # 0 is background
-    return {"boxes": boxes[kept], "labels": labels[kept], "scores": scores[kept]}
+    object_ = labels > 0  # 0 is background
+    return {"boxes": boxes[object_], "labels": labels[object_], "scores": scores[object_]}
 
 
-def coco_map(found: Sequence[Found], targets: Sequence[Found]) -> dict[str, Any]:
+def coco_map(found: Sequence[Answer], targets: Sequence[Answer]) -> dict[str, Any]:
     """COCO's twelve figures by torchmetrics' names (``map`` is the mean over IoU 0.50 to 0.95) and ``per_class``, label
     -> AP; NaN where there is nothing to be found. Difficult objects count as crowds, the best 100 of an image's
     detections count."""
@@ -185,7 +155,7 @@ def coco_map(found: Sequence[Found], targets: Sequence[Found]) -> dict[str, Any]
         ) from None
     metric = MeanAveragePrecision(class_metrics=True)
     metric.update(
-        [{key: one[key].cpu() for key in KEYS} for one in found],
+        [{key: each[key].cpu() for key in KEYS} for each in found],
         [
             {"boxes": one["boxes"].cpu(), "labels": one["labels"].cpu(), "iscrowd": difficult_of(one).long()}
             for one in targets

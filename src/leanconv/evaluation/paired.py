@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``original`` and ``other`` are names; shares are of ``images``, intervals hold with probability ``level``."""
+    """Two classifiers, called ``original`` and ``other``; shares are of ``images``, intervals hold with probability
+    ``level``. Printed, a table. ``about``: the data, the views of an image, and the images that could not be read."""
 
     original: str
     other: str
@@ -72,9 +74,12 @@ class Comparison:
     agreement: float
     kl: float
     level: float = 0.95
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "top1": self.top1.to_json(), "top5": self.top5.to_json()}
+        facts = {**vars(self), "top1": self.top1.to_json(), "top5": self.top5.to_json(), **self.about}
+        del facts["about"]
+        return facts
 
     def __str__(self) -> str:
         changes = (self.top1, self.top5)
@@ -101,7 +106,9 @@ def points(share: float) -> str:
     return f"{round(100 * share, 2) + 0.0:+.2f}"  # + 0.0: no "-0.00"
 
 
-def compare(reference: Tensor, logits: Tensor, labels: Tensor, *, original: str, other: str) -> Comparison:
+def compare(
+    reference: Tensor, logits: Tensor, labels: Tensor, *, original: str, other: str, **about: Any
+) -> Comparison:
     """``reference`` are the original's outputs, ``logits`` the other's, n x classes of the same images."""
     ours, theirs = correct(reference, labels), correct(logits, labels)
 
@@ -117,4 +124,5 @@ def compare(reference: Tensor, logits: Tensor, labels: Tensor, *, original: str,
         top5=change(1),
         agreement=agreement(logits, reference),
         kl=kl_divergence(logits, reference),
+        **about,
     )

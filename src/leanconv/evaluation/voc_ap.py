@@ -19,7 +19,7 @@ from torchvision.ops import box_iou
 from leanconv.errors import LeanconvError
 
 # boxes n x 4, labels n and scores n of one image, as torchvision's detectors answer.
-Found = Mapping[str, Tensor]
+Answer = Mapping[str, Tensor]
 Array = NDArray[Any]
 # Draws times detections a bootstrap holds at once: what fits the cache is twice as fast.
 CELLS = 200_000
@@ -60,7 +60,7 @@ class Matches:
         return np.where(objects > 0, found, math.nan)
 
 
-def match(found: Sequence[Found], targets: Sequence[Found], classes: int, iou: float = 0.5) -> list[Matches]:
+def match(found: Sequence[Answer], targets: Sequence[Answer], classes: int, iou: float = 0.5) -> list[Matches]:
     """Matches of labels 1 to ``classes``. The devkit's rule: a detection belongs to the object of its class that it
     overlaps most, if by at least ``iou``. The best score of an object's detections is a hit, the others are false;
     detections of a difficult object do not count, nor does the object."""
@@ -94,7 +94,7 @@ def match(found: Sequence[Found], targets: Sequence[Found], classes: int, iou: f
     return results
 
 
-def _nearest(found: Found, target: Found) -> tuple[Array, ...]:
+def _nearest(found: Answer, target: Answer) -> tuple[Array, ...]:
     """Of one image: labels, scores, the largest IoU with an object of the same class and which that is, of every
     detection; labels and difficulty of the objects."""
     here = {key: found[key].detach().cpu() for key in ("boxes", "labels", "scores")}
@@ -107,7 +107,7 @@ def _nearest(found: Found, target: Found) -> tuple[Array, ...]:
     return tuple([np.asarray(column) for column in columns])
 
 
-def difficult_of(target: Found) -> Tensor:
+def difficult_of(target: Answer) -> Tensor:
     """n booleans; a target that does not say has none."""
     return target["difficult"].cpu().bool() if "difficult" in target else torch.zeros(len(target["labels"])).bool()
 
@@ -119,8 +119,8 @@ def _ends(scores: Array, hit: Array) -> Array:
 
 
 def voc_ap(
-    found: Sequence[Found],
-    targets: Sequence[Found],
+    found: Sequence[Answer],
+    targets: Sequence[Answer],
     classes: Sequence[str],
     *,
     iou: float = 0.5,
@@ -130,18 +130,6 @@ def voc_ap(
     mean at eleven recalls (2007)."""
     matches = match(found, targets, len(classes), iou)
     return dict(zip(classes, precisions(matches, 11 if eleven_point else None), strict=True))
-
-
-def mean_ap(
-    found: Sequence[Found],
-    targets: Sequence[Found],
-    classes: Sequence[str],
-    *,
-    iou: float = 0.5,
-    eleven_point: bool = False,
-) -> float:
-    """Mean over the classes that have objects to be found."""
-    return mean_over_classes(voc_ap(found, targets, classes, iou=iou, eleven_point=eleven_point).values())
 
 
 def precisions(matches: Sequence[Matches], points: int | None) -> list[float]:

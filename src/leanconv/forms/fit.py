@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from leanconv.calibrate.probes import Probe, Responses
-from leanconv.network.replace import Factors
+from leanconv.forms.base import RESPONSES, Choice
+from leanconv.network.layers.modules import Factors
 from leanconv.network.sites import Site
-from leanconv.ranks.candidates import Choice
 from leanconv.solve import (
     Activation,
     Enough,
@@ -24,7 +24,7 @@ from leanconv.solve import (
     Parts,
     Regression,
     ResponseSpace,
-    SpatialFactors,
+    TwoStep,
     activation,
     enough,
     nonlinear,
@@ -59,74 +59,67 @@ class Fit:
     outcome: Outcome
 
 
-def fit_site(
+def fit_layer(
     probe: Probe,
     choice: Choice,
-    split: SpatialFactors | None,
     *,
     target: Responses,
-    given: Responses,
+    inputs: Responses,
     solver: Literal["linear", "nonlinear"],
-    parts: Parts | None = None,
+    holdout: Parts | None = None,
 ) -> Fit:
-    """``target``: responses of the original. ``given``: those of ``probe``, to fit them from, at the same positions;
-    the same object in the symmetric case. ``split``: the spatial factors the probe's filters are the product of, for
-    a choice that has them. ``parts``: samples to fit to and to judge the fit by, for one that does best on images it
-    has not seen; None for the paper's, which does best on its samples. The groups of a grouped convolution are layers
-    of their own side by side, of one rank."""
-    if probe.halfway:
-        return _fit_halfway(probe, choice, target=target, given=given, solver=solver, parts=parts)
-    site, groups = probe.site, probe.site.geometry.groups
-    rank = _rank(site, choice)
-    # What Q^T goes into: the layer's filters, or the horizontal half of their split.
-    filters = probe.weight if split is None else split.horizontal
+    """``target``: responses of the original. ``inputs``: what ``probe`` gives at the same positions, to fit them from;
+    the same object in the symmetric case. ``holdout``: samples to fit to and to judge the fit by, for one that does
+    best on images it has not seen; None for the paper's, which does best on its samples. The groups of a grouped
+    convolution are layers of their own side by side, of one rank.
+
+    Where the filters are split, Q^T goes into the second half. Where that half is free it is regressed on what it sees,
+    in place of mixtures Q^T H of the old filters: with ``inputs`` x (n x (r k)), r(t) by r(s^ + P Q^T x + b).
+    """
+    site, split, groups = probe.site, probe.split, probe.site.geometry.groups
+    rank = _response_rank(site, choice)
+    filters = probe.weight if split is None else split.second
     q_filters, p, bias, maps, gaps = [], [], [], [], []
     for number in range(groups):
-        wanted = target.part(number, groups)
-        seen = wanted if given is target else given.part(number, groups)
+        wanted, seen, space = _group(probe, target, inputs, number)
         r = site_activation(site, wanted.y, number, groups) if _through(site, solver) else None
-        low_rank, gap = _solve(wanted, seen, rank, r, probe.spaces[number], parts)
+        low_rank, gap = _solve(wanted, seen, rank, r, space, holdout)
         gaps.append(gap)
-        q_filters.append(_project(low_rank.q, filters.chunk(groups)[number]))
         p.append(low_rank.p)
-        bias.append(low_rank.b + low_rank.p @ (low_rank.q.T @ probe.bias.chunk(groups)[number]))
         maps.append(low_rank)
+        if probe.halfway:
+            q_filters.append(low_rank.q.T.reshape(rank, *filters.shape[1:]))
+            bias.append(low_rank.b)
+        else:
+            q_filters.append(_project(low_rank.q, filters.chunk(groups)[number]))
+            bias.append(low_rank.b + low_rank.p @ (low_rank.q.T @ probe.bias.chunk(groups)[number]))
     weights = [torch.cat(q_filters), torch.cat(p)]
-    if choice.scheme == "spatial":
+    if not choice.form.pointwise_end:
         weights = [(weights[1] @ weights[0].flatten(1)).reshape_as(filters)]
     if split is not None:
-        weights.insert(0, split.vertical)
+        weights.insert(0, split.first)
 
     def fitted(y: Tensor) -> Tensor:
-        return torch.cat([one(part) for one, part in zip(maps, y.chunk(groups, 1), strict=True)], 1)
+        if groups == 1:
+            return maps[0](y)
+        return torch.cat([each(part) for each, part in zip(maps, y.chunk(groups, 1), strict=True)], 1)
 
-    error = measure(site, target, given, fitted)
+    error = measure(site, target, inputs, fitted)
     return Fit(Factors(tuple(weights), torch.cat(bias)), _judged(Outcome(error, len(target.y)), gaps))
 
 
-def _fit_halfway(
-    probe: Probe,
-    choice: Choice,
-    *,
-    target: Responses,
-    given: Responses,
-    solver: Literal["linear", "nonlinear"],
-    parts: Parts | None,
-) -> Fit:
-    """The horizontal filters regressed on what they see, in place of mixtures Q^T H of the old ones: with ``given`` x
-    (n x (d'' kw)), r(t) by r(s^ + P Q^T x + b), and Q is the new filters."""
-    site, split = probe.site, probe.split
-    assert split is not None
-    seen, space = _behind(probe, split, given)
-    rank = _rank(site, choice)
-    r = site_activation(site, target.y) if _through(site, solver) else None
-    low_rank, gap = _solve(target, seen, rank, r, space, parts)
-    horizontal = low_rank.q.T.reshape(rank, *split.horizontal.shape[1:])
-    weights: tuple[Tensor, ...] = (split.vertical, horizontal, low_rank.p)
-    if choice.scheme == "spatial":
-        weights = (split.vertical, (low_rank.p @ low_rank.q.T).reshape_as(split.horizontal))
-    error = measure(site, target, given, low_rank)
-    return Fit(Factors(weights, low_rank.b), _judged(Outcome(error, len(target.y)), [gap]))
+def _group(
+    probe: Probe, target: Responses, inputs: Responses, number: int
+) -> tuple[Responses, Responses, ResponseSpace]:
+    """Of one group: what its responses are to be, those it is fitted from, and the space these lie in. A free second
+    half is fitted from what it sees, and its space makes of a fit to its responses one to that."""
+    if probe.halfway:
+        assert probe.split is not None
+        seen = Responses(probe.responses(inputs.y), inputs.addend)
+        return target, seen, ResponseSpace.behind(inputs.y, probe.split.second, probe.split.first)
+    groups = probe.site.geometry.groups
+    wanted = target.part(number, groups)
+    return wanted, wanted if inputs is target else inputs.part(number, groups), probe.spaces[number]
 
 
 def _judged(outcome: Outcome, gaps: list[Gap | None]) -> Outcome:
@@ -143,28 +136,22 @@ def samples_needed(
     choice: Choice,
     *,
     target: Responses,
-    given: Responses,
+    inputs: Responses,
     solver: Literal["linear", "nonlinear"],
-    parts: Parts,
+    holdout: Parts,
 ) -> Enough | None:
-    """How many of the samples ``fit_site`` needs: those its linear fit needs, which has the unknowns of the nonlinear
+    """How many of the samples ``fit_layer`` needs: those its linear fit needs, which has the unknowns of the nonlinear
     one. That learns from active responses alone, so it needs as many of these. None where there are too few to tell.
 
     Groups are looked at together: they are fitted to the same samples, and may need more or fewer.
     """
-    site, groups, regressions = probe.site, probe.site.geometry.groups, []
-    if probe.halfway:  # the unknowns are filters of what they see, n x (d'' kw)
-        assert probe.split is not None
-        seen, space = _behind(probe, probe.split, given)
-        regressions.append(Regression(_wanted(target, seen), seen.y, space))
-    else:
-        for number in range(groups):
-            wanted = target.part(number, groups)
-            seen = wanted if given is target else given.part(number, groups)
-            # In the symmetric case that is PCA, also with a shortcut: the same is added to both.
-            z = seen.y if seen is wanted else _wanted(wanted, seen)
-            regressions.append(Regression(z, seen.y, probe.spaces[number]))
-    found = enough(regressions, _rank(site, choice), parts)
+    site, regressions = probe.site, []
+    for number in range(site.geometry.groups):
+        wanted, seen, space = _group(probe, target, inputs, number)
+        # In the symmetric case that is PCA, also with a shortcut: the same is added to both.
+        z = seen.y if seen is wanted else _wanted(wanted, seen)
+        regressions.append(Regression(z, seen.y, space))
+    found = enough(regressions, _response_rank(site, choice), holdout)
     if found is None or not _through(site, solver):
         return found
     some = target.at(thinned(len(target.y), len(target.y) // 16).to(target.y.device))
@@ -172,23 +159,17 @@ def samples_needed(
     return found.times(1 / max(float(active), 1e-3), len(target.y))
 
 
-def _behind(probe: Probe, split: SpatialFactors, given: Responses) -> tuple[Responses, ResponseSpace]:
-    """The responses to what was collected halfway, and the space that makes of a fit to them one to that."""
-    seen = Responses(probe.responses(given.y), given.addend)
-    return seen, ResponseSpace.behind(given.y, split.horizontal, split.vertical)
-
-
-def _rank(site: Site, choice: Choice) -> int:
-    """With d' left out (a layer the 3d scheme splits one way only) M has full rank and costs nothing: it goes into the
-    horizontal filters."""
-    return site.geometry.channel_limit if choice.scheme == "spatial" else choice.ranks[-1]
+def _response_rank(site: Site, choice: Choice) -> int:
+    """Of the map from responses to responses. A form that does not cut these has one of full rank, which costs nothing:
+    it goes into the second half of the split."""
+    return choice.form.rank_on(RESPONSES, site.geometry, choice.ranks)
 
 
 def _through(site: Site, solver: Literal["linear", "nonlinear"]) -> bool:
     return solver == "nonlinear" and site.activation.name != "identity"
 
 
-def channel_spectrum(probe: Probe, responses: Responses) -> Tensor:
+def response_spectrum(probe: Probe, responses: Responses) -> Tensor:
     """Eigenvalues of the responses (float64, falling), as many as there can be ranks. The groups of a grouped
     convolution have one rank, so their r-th values go together."""
     groups = probe.site.geometry.groups
@@ -197,15 +178,23 @@ def channel_spectrum(probe: Probe, responses: Responses) -> Tensor:
     return values.sum(0)[: probe.site.geometry.channel_limit]
 
 
+def split_probe(dense: Probe, split: TwoStep, *, free: bool) -> Probe:
+    """A probe of filters that are the product of a split. ``free``: its second half is to be fitted to what it sees,
+    where that is more than d numbers: else mixtures of the d old filters are all the filters there are."""
+    geometry = dense.site.geometry
+    wide = split.second[0].numel() > geometry.out_channels and geometry.groups == 1
+    return Probe(dense.site, split.product(), dense.bias, split, halfway=free and wide)
+
+
 def split_factors(probe: Probe) -> Factors:
     """A probe whose filters are the product of a spatial split, as it is."""
     assert probe.split is not None
-    return Factors((probe.split.vertical, probe.split.horizontal), probe.bias)
+    return Factors((probe.split.first, probe.split.second), probe.bias)
 
 
 def _solve(
     target: Responses,
-    given: Responses,
+    inputs: Responses,
     rank: int,
     r: Activation | None,
     space: ResponseSpace,
@@ -213,28 +202,28 @@ def _solve(
 ) -> tuple[LowRank, Gap | None]:
     """Through ``r``, or linearly, and what samples held out say about their number. Responses with the shortcut added
     are fitted: r(s + y) by r(s^ + M y^ + b), s and s^ zero without one."""
-    if r is None and given is target:
-        return pca(given.y, rank, space=space), None
+    if r is None and inputs is target:
+        return pca(inputs.y, rank, space=space), None
     if parts is not None:
         fitted = unseen(
             _whole(target),
-            given.y,
+            inputs.y,
             rank,
             r,
             parts=parts,
-            symmetric=given is target,
-            addend=given.addend,
+            symmetric=inputs is target,
+            addend=inputs.addend,
             space=space,
         )
         return fitted.map, fitted.gap
     if r is not None:
-        return nonlinear(_whole(target), given.y, rank, r, addend=given.addend, space=space).map, None
-    return reduced_rank(_wanted(target, given), given.y, rank, space=space), None
+        return nonlinear(_whole(target), inputs.y, rank, r, addend=inputs.addend, space=space).map, None
+    return reduced_rank(_wanted(target, inputs), inputs.y, rank, space=space), None
 
 
-def _wanted(target: Responses, given: Responses) -> Tensor:
+def _wanted(target: Responses, inputs: Responses) -> Tensor:
     """What a linear fit is to give, so that with the shortcut added it gives the target."""
-    return target.y if given.addend is None else _whole(target) - given.addend
+    return target.y if inputs.addend is None else _whole(target) - inputs.addend
 
 
 def _whole(responses: Responses) -> Tensor:
@@ -258,14 +247,16 @@ def site_activation(site: Site, like: Tensor, number: int = 0, groups: int = 1) 
     return activation(site.activation.name, **{key: part(value) for key, value in site.activation.parameters.items()})
 
 
-def measure(site: Site, target: Responses, given: Responses, fitted: Callable[[Tensor], Tensor] = lambda y: y) -> float:
-    """Relative error behind the activation, shortcut included, of what ``fitted`` makes of the ``given`` responses. A
+def measure(
+    site: Site, target: Responses, inputs: Responses, fitted: Callable[[Tensor], Tensor] = lambda y: y
+) -> float:
+    """Relative error behind the activation, shortcut included, of what ``fitted`` makes of the ``inputs``. A
     few rows at a time: all of them would take memory for every step, which a CPU waits for longer than for the sums."""
     r = site_activation(site, target.y)
     size, error = (torch.zeros((), dtype=torch.float64, device=target.y.device) for _ in range(2))
     for rows in chunks(len(target.y), target.y.device):
         wanted = r(_whole(target.at(rows)))
-        seen = given.at(rows)
+        seen = inputs.at(rows)
         found = r(_whole(Responses(fitted(seen.y), seen.addend)))
         size += torch.linalg.vector_norm(wanted, dtype=torch.float64).square()
         error += torch.linalg.vector_norm(found - wanted, dtype=torch.float64).square()

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
 
 import torch
 from PIL import Image
@@ -20,7 +19,7 @@ from leanconv.images.loading import spread
 from leanconv.images.picture import Picture
 from leanconv.images.preprocess import whole_picture
 
-__all__ = ["Objects", "Scene", "SceneSet", "Scenes", "collate", "find_scenes", "splits"]
+__all__ = ["Objects", "Scene", "SceneSet", "Scenes", "find_scenes", "splits"]
 
 # boxes n x 4, labels n, difficult n, image_id: what a detector is trained on.
 Target = dict[str, Tensor]
@@ -47,7 +46,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Scenes(Sequence[Scene]):
+class Scenes:
     """Label i belongs to ``classes[i - 1]``. ``clipped`` boxes reached beyond their picture, ``dropped`` ones had
     nothing inside it."""
 
@@ -59,13 +58,7 @@ class Scenes(Sequence[Scene]):
     def __len__(self) -> int:
         return len(self.scenes)
 
-    @overload
-    def __getitem__(self, index: int) -> Scene: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Scene, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Scene | tuple[Scene, ...]:
+    def __getitem__(self, index: int) -> Scene:
         return self.scenes[index]
 
     @property
@@ -80,8 +73,7 @@ class Scenes(Sequence[Scene]):
 
     def spread(self, count: int) -> Scenes:
         """``count`` scenes spread evenly over all."""
-        kept = {id(picture) for picture in spread([scene.picture for scene in self.scenes], count)}
-        return replace(self, scenes=tuple(scene for scene in self.scenes if id(scene.picture) in kept))
+        return replace(self, scenes=tuple(spread(self.scenes, count)))
 
 
 def find_scenes(path: Place, classes: Sequence[str] | None = None, split: str | None = None) -> Scenes:
@@ -93,19 +85,15 @@ def find_scenes(path: Place, classes: Sequence[str] | None = None, split: str | 
     ``classes``: names in the order of their labels. Default: what the data lists (COCO's categories in order of their
     ids, ``classes.json`` beside the shards, VOC's twenty), else the names found, sorted.
     """
-    data = annotated(path, classes, split)
-    found = {mark.name for annotation in data.annotations for mark in annotation.marks}
-    names = tuple(classes or data.classes or sorted(found))
+    annotations, listed = annotated(path, classes, split)
+    names = tuple(classes or listed or sorted({mark.name for each in annotations for mark in each.marks}))
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise LeanconvError(f"{str(path)!r} has several classes called {listing(twice, 3)}; give each its own name.")
     labels = {name: number for number, name in enumerate(names, start=1)}
-    scenes, clipped, dropped = [], 0, 0
-    for annotation in data.annotations:
-        scene, cut, empty = _scene(annotation, labels)
-        scenes.append(scene)
-        clipped, dropped = clipped + cut, dropped + empty
-    return Scenes(tuple(scenes), names, clipped, dropped)
+    read = [_scene(annotation, labels) for annotation in annotations]
+    scenes, clipped, dropped = zip(*read, strict=True)
+    return Scenes(scenes, names, sum(clipped), sum(dropped))
 
 
 def _scene(annotation: Annotation, labels: dict[str, int]) -> tuple[Scene, int, int]:
@@ -121,14 +109,14 @@ def _scene(annotation: Annotation, labels: dict[str, int]) -> tuple[Scene, int, 
     width, height = annotation.size or _size_of(annotation.picture)
     boxes = torch.tensor([mark.box for mark in annotation.marks], dtype=torch.float32).reshape(-1, 4)
     inside = boxes.clamp(min=0).minimum(torch.tensor([width, height, width, height]))
-    kept = (inside[:, :2] < inside[:, 2:]).all(dim=1)
-    clipped = int((kept & (inside != boxes).any(dim=1)).sum())
+    inner = (inside[:, :2] < inside[:, 2:]).all(dim=1)
+    clipped = int((inner & (inside != boxes).any(dim=1)).sum())
     objects = Objects(
-        inside[kept],
-        torch.tensor([labels[mark.name] for mark in annotation.marks], dtype=torch.int64)[kept],
-        torch.tensor([mark.difficult for mark in annotation.marks], dtype=torch.bool)[kept],
+        inside[inner],
+        torch.tensor([labels[mark.name] for mark in annotation.marks], dtype=torch.int64)[inner],
+        torch.tensor([mark.difficult for mark in annotation.marks], dtype=torch.bool)[inner],
     )
-    return Scene(annotation.picture, width, height, objects), clipped, int((~kept).sum())
+    return Scene(annotation.picture, width, height, objects), clipped, int((~inner).sum())
 
 
 def _size_of(picture: Picture) -> tuple[int, int]:
@@ -168,8 +156,3 @@ class SceneSet(Dataset[tuple[Tensor, Target]]):
             boxes = torch.stack([scene.width - boxes[:, 2], boxes[:, 1], scene.width - boxes[:, 0], boxes[:, 3]], dim=1)
         labels, difficult = scene.objects.labels, scene.objects.difficult
         return image, {"boxes": boxes, "labels": labels, "difficult": difficult, "image_id": torch.tensor(index)}
-
-
-def collate(batch: Sequence[tuple[Tensor, Target]]) -> tuple[list[Tensor], list[Target]]:
-    """Images of different sizes stay apart."""
-    return [image for image, _ in batch], [target for _, target in batch]

@@ -27,7 +27,7 @@ VOC_CLASSES = (
 )
 CLASSES_FILE = "classes.json"
 Place = str | Path | Sequence[str | Path]
-FORMS = "a VOC folder (Annotations, JPEGImages), a COCO annotation .json, or .tar shards of id.jpg and id.json"
+FORMATS = "a VOC folder (Annotations, JPEGImages), a COCO annotation .json, or .tar shards of id.jpg and id.json"
 
 
 @dataclass(frozen=True)
@@ -49,40 +49,33 @@ class Annotation:
     marks: tuple[Mark, ...]
 
 
-@dataclass(frozen=True)
-class Annotated:
-    """All annotations of some data, and the classes it lists by itself, in their order."""
-
-    annotations: list[Annotation]
-    classes: tuple[str, ...] | None
+# All annotations of some data, and the classes it lists by itself, in their order.
+Annotated = tuple[list[Annotation], tuple[str, ...] | None]
 
 
 def annotated(path: Place, classes: Sequence[str] | None, split: str | None) -> Annotated:
     """Everything in ``path``, or its ``split`` only. ``classes`` name shards' labels that are plain numbers."""
-    text = str(path)
-    coco = _coco_parts(path)
-    if coco is not None:
+    if coco := _coco_parts(path):
         if split is not None:
-            raise LeanconvError(f"{text!r} is one split by itself; give the file of {split!r} in its place.")
+            raise LeanconvError(f"{str(path)!r} is one split by itself; give the file of {split!r} in its place.")
         return _coco(*coco)
-    folder = _voc_folder(path)
-    if folder is not None:
+    if folder := _voc_folder(path):
         return _voc(folder, split)
     tars = _tar_files(path)
     if split is not None:
         known = sorted({word for tar in tars for word in _words(tar)})
         tars = [tar for tar in tars if split in _words(tar)]
         if not tars:
-            raise unknown_name(split, known, what="split", where=repr(text))
-    return _shards(tars, classes)
+            raise unknown_name(split, known, what="split", where=repr(str(path)))
+    listed = _listed_classes(tars[0].parent / CLASSES_FILE)
+    return [annotation for tar in tars for annotation in _shard(tar, listed or classes)], listed
 
 
 def splits(path: Place) -> list[str]:
     """The splits ``path`` has: lists of a VOC folder, or train, val and test in the names of shards."""
-    if _coco_parts(path) is not None:
+    if _coco_parts(path):
         return []
-    folder = _voc_folder(path)
-    if folder is not None:
+    if folder := _voc_folder(path):
         return _voc_splits(folder)
     words = {word for tar in _tar_files(path) for word in _words(tar)}
     return [word for word in (TRAINING, *HELD_OUT) if word in words]
@@ -97,10 +90,11 @@ def _voc_folder(path: Place) -> Path | None:
         return None
     path = Path(path)
     places = [path, *sorted(path.glob("VOC*")), *sorted(path.glob("VOCdevkit/VOC*"))]
-    found = [place for place in places if (place / "Annotations").is_dir()]
-    if len(found) > 1:
-        raise LeanconvError(f"{str(path)!r} holds {listing(place.name for place in found)}; give one of these folders.")
-    return found[0] if found else None
+    folders = [place for place in places if (place / "Annotations").is_dir()]
+    if len(folders) > 1:
+        names = listing(folder.name for folder in folders)
+        raise LeanconvError(f"{str(path)!r} holds {names}; give one of these folders.")
+    return folders[0] if folders else None
 
 
 def _voc_splits(folder: Path) -> list[str]:
@@ -122,9 +116,9 @@ def _voc(folder: Path, split: str | None) -> Annotated:
         which = "" if split is None else f"split {split!r} of "
         raise LeanconvError(f"{which}{str(folder)!r} has no images; give another.")
     _complete(str(folder), names, pictures, files)
-    found = [_voc_annotation(files[name], pictures[name]) for name in names]
-    twenty = all(mark.name in VOC_CLASSES for annotation in found for mark in annotation.marks)
-    return Annotated(found, VOC_CLASSES if twenty else None)
+    annotations = [_voc_annotation(files[name], pictures[name]) for name in names]
+    twenty = all(mark.name in VOC_CLASSES for annotation in annotations for mark in annotation.marks)
+    return annotations, VOC_CLASSES if twenty else None
 
 
 def _voc_annotation(file: Path, picture: Path) -> Annotation:
@@ -146,10 +140,10 @@ def _voc_mark(element: ElementTree.Element) -> Mark:
 
 
 def _text(element: ElementTree.Element, path: str) -> str:
-    found = (element.findtext(path) or "").strip()
-    if not found:
+    text = (element.findtext(path) or "").strip()
+    if not text:
         raise ValueError(f"an object has no {path}")
-    return found
+    return text
 
 
 # COCO.
@@ -164,13 +158,13 @@ def _coco_parts(path: Place) -> tuple[Path, Path | None] | None:
 def _coco(file: Path, folder: Path | None) -> Annotated:
     try:
         data = json.loads(file.read_bytes())
-        names = {int(one["id"]): str(one["name"]) for one in data["categories"]}
-        images = {int(one["id"]): one for one in data["images"]}
+        names = {int(entry["id"]): str(entry["name"]) for entry in data["categories"]}
+        images = {int(entry["id"]): entry for entry in data["images"]}
         marks: dict[int, list[Mark]] = {number: [] for number in images}
-        for one in data["annotations"]:
-            marks[int(one["image_id"])].append(_coco_mark(one, names))
-        files = {number: str(one["file_name"]) for number, one in images.items()}
-        sizes = {number: _size(one) for number, one in images.items()}
+        for entry in data["annotations"]:
+            marks[int(entry["image_id"])].append(_coco_mark(entry, names))
+        files = {number: str(entry["file_name"]) for number, entry in images.items()}
+        sizes = {number: _size(entry) for number, entry in images.items()}
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise _broken(str(file), "a COCO annotation", error) from None
     if not images:
@@ -184,16 +178,15 @@ def _coco(file: Path, folder: Path | None) -> Annotated:
             f"{str(file)!r} names {len(missing)} images that are not in {str(place)!r} ({listing(missing, 3)}); give "
             "their folder: FILE.json:FOLDER."
         )
-    found = [
+    return [
         Annotation(str(file), Picture(str(place / name), name, None), sizes[number], tuple(marks[number]))
         for number, name in files.items()
-    ]
-    return Annotated(found, tuple(names[number] for number in sorted(names)))
+    ], tuple(names[number] for number in sorted(names))
 
 
-def _coco_mark(one: dict[str, Any], names: dict[int, str]) -> Mark:
-    x, y, width, height = (float(value) for value in one["bbox"])
-    return Mark(names[int(one["category_id"])], (x, y, x + width, y + height), bool(one.get("iscrowd", 0)))
+def _coco_mark(entry: dict[str, Any], names: dict[int, str]) -> Mark:
+    x, y, width, height = (float(value) for value in entry["bbox"])
+    return Mark(names[int(entry["category_id"])], (x, y, x + width, y + height), bool(entry.get("iscrowd", 0)))
 
 
 def _size(data: dict[str, Any]) -> tuple[int, int] | None:
@@ -205,29 +198,22 @@ def _size(data: dict[str, Any]) -> tuple[int, int] | None:
 
 def _tar_files(path: Place) -> list[Path]:
     if not isinstance(path, str | Path):
-        return [tar for one in path for tar in _tar_files(one)]
+        return [tar for entry in path for tar in _tar_files(entry)]
     text, place = str(path), Path(path)
     if place.is_dir():
-        found = sorted(place.glob("*.tar"))
+        tars = sorted(place.glob("*.tar"))
     elif place.is_file():
-        found = [place] if place.suffix == ".tar" else []
+        tars = [place] if place.suffix == ".tar" else []
     else:
-        found = matching(text) if any(sign in text for sign in "*?[{") else []
-    if not found:
+        tars = matching(text) if any(sign in text for sign in "*?[{") else []
+    if not tars:
         problem = "holds no annotated images" if os.path.exists(text) else "does not exist"
-        raise LeanconvError(f"{text!r} {problem}; give {FORMS}.")
-    return found
+        raise LeanconvError(f"{text!r} {problem}; give {FORMATS}.")
+    return tars
 
 
 def _words(tar: Path) -> set[str]:
     return set(re.findall("[a-z]+", tar.stem.lower()))
-
-
-def _shards(tars: Sequence[Path], classes: Sequence[str] | None) -> Annotated:
-    listed = _listed_classes(tars[0].parent / CLASSES_FILE)
-    numbered = listed if listed is not None else classes
-    found = [annotation for tar in tars for annotation in _shard(tar, numbered)]
-    return Annotated(found, listed)
 
 
 def _listed_classes(file: Path) -> tuple[str, ...] | None:
@@ -245,38 +231,40 @@ def _listed_classes(file: Path) -> tuple[str, ...] | None:
 def _shard(tar: Path, numbered: Sequence[str] | None) -> list[Annotation]:
     """``numbered``: what labels 0, 1, ... are called."""
     members = [member for member in members_of(tar) if not PurePosixPath(member.name).name.startswith(".")]
-    pictures = {posixpath.splitext(one.name)[0]: one for one in members if is_picture(PurePosixPath(one.name))}
-    files = {posixpath.splitext(one.name)[0]: one for one in members if one.name.endswith(".json")}
+    pictures = {
+        posixpath.splitext(member.name)[0]: member for member in members if is_picture(PurePosixPath(member.name))
+    }
+    files = {posixpath.splitext(member.name)[0]: member for member in members if member.name.endswith(".json")}
     if not pictures.keys() & files.keys():
-        raise LeanconvError(f"{str(tar)!r} has no pairs of id.jpg and id.json; give {FORMS}.")
+        raise LeanconvError(f"{str(tar)!r} has no pairs of id.jpg and id.json; give {FORMATS}.")
     names = list(dict.fromkeys([*pictures, *files]))
     _complete(str(tar), names, pictures, files)
-    found = []
+    annotations = []
     with tar.open("rb") as opened:
         for name in names:
             place, picture = f"{tar}/{files[name].name}", pictures[name]
             opened.seek(files[name].offset_data)
             try:
                 data = json.loads(opened.read(files[name].size))
-                marks = tuple(_shard_mark(one, numbered) for one in data["objects"])
+                marks = tuple(_shard_mark(entry, numbered) for entry in data["objects"])
                 size = _size(data)
             except (ValueError, TypeError, LookupError) as error:
                 raise _broken(place, "an annotation", error) from None
             there = Picture(str(tar), f"{tar.name}/{picture.name}", None, picture.offset_data, picture.size)
-            found.append(Annotation(place, there, size, marks))
-    return found
+            annotations.append(Annotation(place, there, size, marks))
+    return annotations
 
 
-def _shard_mark(one: dict[str, Any], numbered: Sequence[str] | None) -> Mark:
-    xmin, ymin, xmax, ymax = (float(value) for value in one["box"])
-    label = one["label"]
+def _shard_mark(entry: dict[str, Any], numbered: Sequence[str] | None) -> Mark:
+    xmin, ymin, xmax, ymax = (float(value) for value in entry["box"])
+    label = entry["label"]
     if not isinstance(label, str):
         if numbered is None:
             raise ValueError(f"label {label} is a number, which needs a {CLASSES_FILE} beside the shards")
         if not 0 <= int(label) < len(numbered):
             raise ValueError(f"label {label} is none of 0 to {len(numbered) - 1}")
         label = numbered[int(label)]
-    return Mark(label, (xmin, ymin, xmax, ymax), bool(one.get("difficult", 0)))
+    return Mark(label, (xmin, ymin, xmax, ymax), bool(entry.get("difficult", 0)))
 
 
 def _complete(place: str, names: Sequence[str], pictures: dict[str, Any], files: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Where the pictures are: folders, tar files, shards, Hugging Face datasets. The one entrance for all of them."""
+"""Where the pictures are: folders, tar files, shards, Hugging Face datasets. All of them are found here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.images.huggingface import PREFIX, is_saved_dataset, pictures_on_disk, pictures_on_hub
+from leanconv.images.huggingface import PREFIX, dataset_pictures, is_saved_dataset
 from leanconv.images.picture import SUFFIXES, Picture, is_picture
 from leanconv.images.tar import pictures_in_tar
 
@@ -29,22 +29,22 @@ def find_pictures(path: str | Path) -> list[Picture]:
     text = str(path)
     place = Path(text)
     if text.startswith(PREFIX):
-        found = pictures_on_hub(text)
+        pictures = dataset_pictures(text)
     elif not os.path.exists(text) and any(sign in text for sign in "*?[{"):
-        found = [picture for tar in matching(text) for picture in pictures_in_tar(tar, f"{tar.as_posix()}/")]
+        pictures = [picture for tar in matching(text) for picture in pictures_in_tar(tar, f"{tar.as_posix()}/")]
     elif not os.path.exists(text):
         raise LeanconvError(f"{text!r} does not exist; give a folder of images, a .tar file, a pattern or hf:NAME.")
     elif place.is_dir():
-        found = pictures_on_disk(place) if is_saved_dataset(place) else _in_folder(place)
+        pictures = dataset_pictures(text) if is_saved_dataset(place) else _in_folder(place)
     elif tarfile.is_tarfile(place):
-        found = pictures_in_tar(place)
+        pictures = pictures_in_tar(place)
     elif place.suffix.lower() in SUFFIXES:
-        found = [Picture(text, place.name, None)]
+        pictures = [Picture(text, place.name, None)]
     else:
         raise LeanconvError(f"{text!r} is neither a folder, a .tar file nor an image.")
-    if not found:
+    if not pictures:
         raise LeanconvError(f"no images in {text!r}; looked for {' '.join(SUFFIXES)}.")
-    return sorted(found, key=lambda picture: picture.name)
+    return sorted(pictures, key=lambda picture: picture.name)
 
 
 def held_out(path: str) -> str:
@@ -58,7 +58,7 @@ def held_out(path: str) -> str:
 
 def _in_folder(root: Path) -> list[Picture]:
     """The pictures; where there are none, those in the tar files."""
-    found, tars = [], []
+    pictures, tars = [], []
     seen: set[str] = set()  # a link to a folder above would go round for ever
     for folder, below, files in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
@@ -68,22 +68,22 @@ def _in_folder(root: Path) -> list[Picture]:
             if path.suffix == ".tar" and not path.name.startswith("."):
                 tars.append((path, f"{relative.as_posix()}/"))
             if path.is_file() and is_picture(path):
-                found.append(Picture(str(path), relative.as_posix(), relative.parent.name or None))
+                pictures.append(Picture(str(path), relative.as_posix(), relative.parent.name or None))
         seen.add(real)
-    return found or [picture for path, prefix in tars for picture in pictures_in_tar(path, prefix)]
+    return pictures or [picture for path, prefix in tars for picture in pictures_in_tar(path, prefix)]
 
 
 def matching(pattern: str) -> list[Path]:
     """The tar files a pattern names; every one that braces spell out must be there."""
-    found = []
+    tars = []
     for text in _without_braces(pattern):
         names = sorted(glob.glob(text, recursive=True)) if any(sign in text for sign in "*?[") else [text]
-        found += [Path(name) for name in names]
-    wrong = [str(path) for path in found if not (path.is_file() and tarfile.is_tarfile(path))]
-    if wrong or not found:
+        tars += [Path(name) for name in names]
+    wrong = [str(path) for path in tars if not (path.is_file() and tarfile.is_tarfile(path))]
+    if wrong or not tars:
         which = f"names {listing(wrong, 3)}, not there or no .tar file" if wrong else "matches nothing"
         raise LeanconvError(f"{pattern!r} {which}; a pattern must name .tar files.")
-    return found
+    return tars
 
 
 def _without_braces(pattern: str) -> list[str]:

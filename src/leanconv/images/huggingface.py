@@ -39,33 +39,28 @@ def is_saved_dataset(folder: Path) -> bool:
     )
 
 
-def pictures_on_hub(spec: str) -> list[Picture]:
-    """``hf:NAME`` or ``hf:NAME:SPLIT``, with what ``load_dataset`` takes for a name and a split."""
+def dataset_pictures(spec: str) -> list[Picture]:
+    """``hf:NAME`` or ``hf:NAME:SPLIT``, with what ``load_dataset`` takes for a name and a split; or a folder of a
+    dataset, or of the only split of several, that ``save_to_disk`` wrote."""
     library = _library(spec)
-    name, _, split = spec.removeprefix(PREFIX).partition(":")
     try:
-        if not split:
-            split = _only(library.get_dataset_split_names(name), spec, f"hf:{name}:")
-        rows = library.load_dataset(name, split=split)
+        if spec.startswith(PREFIX):
+            name, _, split = spec.removeprefix(PREFIX).partition(":")
+            split = split or _only(library.get_dataset_split_names(name), spec, f"hf:{name}:")
+            rows = library.load_dataset(name, split=split)
+        else:
+            rows = library.load_from_disk(spec)
+            if isinstance(rows, dict):
+                rows = rows[_only(list(rows), spec, f"{spec}/")]
     except LeanconvError:
         raise
     except Exception as error:  # the hub, the disk, the dataset's own files: anything can be wrong
-        raise _failed(spec, error) from None
+        said = " ".join(str(error).split())[:200]
+        raise LeanconvError(
+            f"{spec!r} could not be loaded ({type(error).__name__}: {said}); give hf:NAME:SPLIT of a dataset of "
+            "images, or a folder that save_to_disk wrote."
+        ) from None
     return _pictures(library, rows, spec)
-
-
-def pictures_on_disk(folder: Path) -> list[Picture]:
-    """A dataset, or the only split of several, that ``save_to_disk`` wrote."""
-    library = _library(str(folder))
-    try:
-        rows = library.load_from_disk(str(folder))
-        if isinstance(rows, dict):
-            rows = rows[_only(list(rows), str(folder), f"{folder}/")]
-    except LeanconvError:
-        raise
-    except Exception as error:
-        raise _failed(str(folder), error) from None
-    return _pictures(library, rows, str(folder))
 
 
 def _library(spec: str) -> Any:
@@ -73,14 +68,6 @@ def _library(spec: str) -> Any:
         return importlib.import_module("datasets")
     except ImportError:
         raise LeanconvError(f"{spec!r} is a Hugging Face dataset, which needs: pip install datasets.") from None
-
-
-def _failed(spec: str, error: Exception) -> LeanconvError:
-    said = " ".join(str(error).split())[:200]
-    return LeanconvError(
-        f"{spec!r} could not be loaded ({type(error).__name__}: {said}); give hf:NAME:SPLIT of a dataset of images, or "
-        "a folder that save_to_disk wrote."
-    )
 
 
 def _only(splits: list[str], spec: str, before: str) -> str:
@@ -95,9 +82,11 @@ def _pictures(library: Any, rows: Any, spec: str) -> list[Picture]:
     if isinstance(rows.features[image], library.Image):
         rows = rows.cast_column(image, library.Image(decode=False))
     labels = [None] * len(rows) if label is None else rows.select_columns([label])[:][label]
+    # The hub's test splits have -1 where the class is kept secret.
+    classes = [None if label in (None, -1) else str(label) for label in labels]
     return [
-        Row(spec, f"{spec}/{number:08}", _text(value), rows=rows, row=number, column=image)
-        for number, value in enumerate(labels)
+        Row(spec, f"{spec}/{number:08}", name, rows=rows, row=number, column=image)
+        for number, name in enumerate(classes)
     ]
 
 
@@ -120,8 +109,3 @@ def _chosen(names: list[str], known: tuple[str, ...]) -> str | None:
     if preferred:
         return preferred[0]
     return names[0] if len(names) == 1 else None
-
-
-def _text(label: Any) -> str | None:
-    """A class index as text; the hub's test splits have -1 where the class is kept secret."""
-    return None if label is None or label == -1 else str(label)

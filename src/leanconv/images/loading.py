@@ -1,9 +1,11 @@
-"""Pictures as batches, decoded in parallel. A bad picture is named and passed over, many are refused."""
+"""Pictures as batches, decoded in parallel. A bad picture is named and left out, many are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from PIL import UnidentifiedImageError
@@ -17,87 +19,75 @@ from leanconv.images.preprocess import whole_picture
 # More than this share of unreadable pictures means the data, not a picture, is wrong.
 TOLERATED = 0.01
 
+T = TypeVar("T")
 
-class _Decoded(Dataset[tuple[int, Tensor | str]]):
-    def __init__(self, pictures: Sequence[Picture], preprocess: Callable[[bytes], Tensor]):
-        self._pictures = pictures
-        self._preprocess = preprocess
+
+def why_unreadable(error: Exception) -> str:
+    """The reason a picture cannot be read, for people. A decoder can raise anything on a damaged file."""
+    if isinstance(error, LeanconvError):
+        return str(error).rstrip(".")
+    # Pillow's own message names the place in memory it read from.
+    message = "it is no picture in a known format" if isinstance(error, UnidentifiedImageError) else error
+    return f"{type(error).__name__}: {message}"
+
+
+class _Attempts(Dataset[tuple[int, Any]]):
+    """What ``read`` makes of each item, with the item's number; where that fails, the reason as a str. An exception
+    of a worker process would arrive with its whole traceback in its message."""
+
+    def __init__(self, items: Sequence[Any], read: Callable[[Any], Any]):
+        self._items, self._read = items, read
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._items)
 
-    def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
+    def __getitem__(self, index: int) -> tuple[int, Any]:
         try:
-            return index, self._preprocess(self._pictures[index].read())
-        except Exception as error:  # a decoder can raise anything on a damaged file
-            # Pillow's words name the place in memory it read from.
-            said = "it is no picture in a known format" if isinstance(error, UnidentifiedImageError) else error
-            return index, f"{type(error).__name__}: {said}"
+            return index, self._read(self._items[index])
+        except Exception as error:
+            return index, why_unreadable(error)
 
 
-Item = tuple[int, Tensor | str]
+# What was read, as one tensor where that is asked for and possible; its numbers; numbers and reasons of the rest.
+_Collated = tuple[list[Any], list[int], list[tuple[int, str]]]
 
 
-@dataclass
-class _Collated:
-    """What a worker makes of some pictures: one tensor, or several where their shapes differ."""
-
-    tensors: list[Tensor]
-    indices: list[int]
-    errors: list[tuple[int, str]]
-
-    def pin_memory(self) -> _Collated:
-        """For the loader: memory a GPU can fetch from by itself."""
-        return _Collated([tensor.pin_memory() for tensor in self.tensors], self.indices, self.errors)
+def _collate(attempts: list[tuple[int, Any]], *, stack: bool) -> _Collated:
+    """In a worker, so that one tensor and not many cross over to the main process."""
+    read = [(index, item) for index, item in attempts if not isinstance(item, str)]
+    items = [item for _, item in read]
+    if stack and len({item.shape for item in items}) == 1:
+        items = [torch.stack(items)]
+    return items, [index for index, _ in read], [pair for pair in attempts if isinstance(pair[1], str)]
 
 
-def _collate(items: list[Item]) -> _Collated:
-    kept = [(index, found) for index, found in items if isinstance(found, Tensor)]
-    tensors = [tensor for _, tensor in kept]
-    if len({tensor.shape for tensor in tensors}) == 1:
-        tensors = [torch.stack(tensors)]
-    errors = [(index, found) for index, found in items if isinstance(found, str)]
-    return _Collated(tensors, [index for index, _ in kept], errors)
-
-
-def stream(
-    pictures: Sequence[Picture],
-    preprocess: Callable[[bytes], Tensor],
+def read_batches(
+    items: Sequence[Any],
+    read: Callable[[Any], Any],
+    names: Sequence[str],
     *,
-    batch: int = 32,
+    batch: int,
     workers: int = 0,
     pin: bool = False,
+    stack: bool = False,
     out_of: int | None = None,
     bad: list[str] | None = None,
-    warn: Callable[[str], None] = warn,
-) -> Iterator[tuple[Tensor, list[Picture]]]:
-    """Batches of tensors with the pictures they come from.
+) -> Iterator[tuple[list[Any], list[int]]]:
+    """``read(item)`` of all items, ``batch`` at a time, with their numbers, read by ``workers`` processes.
 
-    Unreadable pictures are named in a warning, appended to ``bad`` and passed over; LeanconvError once they are
-    more than 1 % of ``pictures``, or of as many as those are ``out_of``.
+    ``stack``: one tensor a batch, where all have one shape. ``pin``: memory a GPU can fetch from by itself.
+    Items that cannot be read are named in a warning, appended to ``bad`` and left out; LeanconvError once they are
+    more than 1 % of all items, or of the number those are ``out_of``.
     """
     bad = [] if bad is None else bad
-    decoded = _Decoded(pictures, preprocess)
-    loader = DataLoader(decoded, batch, num_workers=workers, collate_fn=_collate, pin_memory=pin)
-    for found in loader:
-        leave_out([(pictures[index].name, why) for index, why in found.errors], bad, out_of or len(pictures), warn)
-        if len(found.tensors) > 1:
-            shapes = sorted({tuple(tensor.shape) for tensor in found.tensors})
-            raise LeanconvError(
-                f"images come out of preprocessing in different shapes ({listing(shapes, 3)}); give a size."
-            )
-        if found.tensors:
-            yield found.tensors[0], [pictures[index] for index in found.indices]
-
-
-def leave_out(
-    pictures: Sequence[tuple[str, str]], bad: list[str], total: int, warn: Callable[[str], None] = warn
-) -> None:
-    """Name pictures that cannot be read, with the reason, and put them to the ``bad`` ones; too many are refused."""
-    for name, reason in pictures:
-        bad.append(name)
-        warn(f"cannot read {name} ({reason}); it is left out.")
-        refuse_too_many(bad, total)
+    collate = partial(_collate, stack=stack)
+    loader = DataLoader(_Attempts(items, read), batch, num_workers=workers, collate_fn=collate, pin_memory=pin)
+    for read_items, numbers, errors in loader:
+        for number, reason in errors:
+            bad.append(names[number])
+            warn(f"cannot read {names[number]} ({reason}); it is left out.")
+            refuse_too_many(bad, out_of or len(items))
+        yield read_items, numbers
 
 
 def refuse_too_many(bad: Sequence[str], total: int) -> None:
@@ -107,12 +97,27 @@ def refuse_too_many(bad: Sequence[str], total: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A batch and how many pictures come before it."""
+def _decoded(preprocess: Callable[[bytes], Tensor], picture: Picture) -> Tensor:
+    return preprocess(picture.read())
 
-    first: int
-    images: Tensor
+
+def stream(
+    pictures: Sequence[Picture],
+    preprocess: Callable[[bytes], Tensor],
+    *,
+    batch: int = 32,
+    **reading: Any,
+) -> Iterator[tuple[Tensor, list[Picture]]]:
+    """Batches of tensors with the pictures they come from. ``reading``: as of ``read_batches``."""
+    read, names = partial(_decoded, preprocess), [picture.name for picture in pictures]
+    for tensors, numbers in read_batches(pictures, read, names, batch=batch, stack=True, **reading):
+        if len(tensors) > 1:
+            shapes = sorted({tuple(tensor.shape) for tensor in tensors})
+            raise LeanconvError(
+                f"images come out of preprocessing in different shapes ({listing(shapes, 3)}); give a size."
+            )
+        if tensors:
+            yield tensors[0], [pictures[number] for number in numbers]
 
 
 @dataclass
@@ -124,36 +129,25 @@ class Pictures:
     batch: int = 32
     workers: int = 0
     pin: bool = False
-    rank: int = 0
-    world: int = 1
     unreadable: list[str] = field(default_factory=list)
 
     @property
     def images(self) -> int:
         return len(self.pictures)
 
-    def shard(self, rank: int, world: int) -> Pictures:
-        """Every ``world``-th batch, from the ``rank``-th."""
-        self.rank, self.world = rank, world
-        return self
+    def __iter__(self) -> Iterator[Tensor]:
+        return (tensor for _, tensor in self.placed_batches())
 
-    def __iter__(self) -> Iterator[Placed]:
-        starts = range(self.rank * self.batch, len(self.pictures), self.batch * self.world)
+    def placed_batches(self, rank: int = 0, world: int = 1) -> Iterator[tuple[int, Tensor]]:
+        """Every ``world``-th batch, from the ``rank``-th, behind the number of pictures that come before it."""
+        starts = range(rank * self.batch, len(self.pictures), self.batch * world)
         mine = [picture for start in starts for picture in self.pictures[start : start + self.batch]]
         number = {id(picture): index for index, picture in enumerate(self.pictures)}
-        given = stream(
-            mine,
-            self.preprocess,
-            batch=self.batch,
-            workers=self.workers,
-            pin=self.pin,
-            out_of=self.images,
-            bad=self.unreadable,
-        )
+        reading = {"workers": self.workers, "pin": self.pin, "out_of": self.images, "bad": self.unreadable}
         empty = True
-        for tensor, kept in given:
+        for tensor, read in stream(mine, self.preprocess, batch=self.batch, **reading):
             empty = False
-            yield Placed(number[id(kept[0])], tensor)
+            yield number[id(read[0])], tensor
         if empty and mine:
             raise LeanconvError(f"none of the {len(mine)} images could be read; repair or replace them.")
 
@@ -168,47 +162,13 @@ class WholePictures:
     unreadable: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        decoded = _Decoded(self.pictures, whole_picture)
-        for found in DataLoader(decoded, self.batch, num_workers=self.workers, collate_fn=_collate):
-            bad = [(self.pictures[index].name, why) for index, why in found.errors]
-            leave_out(bad, self.unreadable, len(self.pictures))
-            if found.tensors:
-                alike = found.tensors[0].dim() == 4
-                yield list(found.tensors[0]) if alike else found.tensors
+        read, names = partial(_decoded, whole_picture), [picture.name for picture in self.pictures]
+        options: dict[str, Any] = {"batch": self.batch, "workers": self.workers, "bad": self.unreadable}
+        yield from (tensors for tensors, _ in read_batches(self.pictures, read, names, **options) if tensors)
 
 
-@dataclass
-class ReadImages:
-    """Batches in memory and the names that could not be read."""
-
-    batches: list[Tensor] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        return sum(len(batch) for batch in self.batches)
-
-
-def read_all(
-    pictures: Sequence[Picture],
-    preprocess: Callable[[bytes], Tensor],
-    *,
-    batch: int = 32,
-    workers: int = 0,
-    step: Callable[[], None] = lambda: None,
-) -> ReadImages:
-    """All pictures, decoded once. Memory: 4 bytes a number, about 0.6 MB for a 224 x 224 image."""
-    read = ReadImages()
-    for tensor, _ in stream(pictures, preprocess, batch=batch, workers=workers, bad=read.unreadable):
-        read.batches.append(tensor)
-        step()
-    if not read.batches:
-        raise LeanconvError(f"none of the {len(pictures)} images could be read; repair or replace them.")
-    return read
-
-
-def spread(pictures: Sequence[Picture], count: int) -> list[Picture]:
-    """``count`` pictures spread evenly over all, so that every class folder gives some."""
-    if count >= len(pictures):
-        return list(pictures)
-    return [pictures[i * len(pictures) // count] for i in range(count)]
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """``count`` items spread evenly over all, so that every class folder gives some."""
+    if count >= len(items):
+        return list(items)
+    return [items[number * len(items) // count] for number in range(count)]

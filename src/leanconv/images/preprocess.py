@@ -15,6 +15,8 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
+from leanconv.errors import LeanconvError
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -87,8 +89,8 @@ class Preprocess:
 
 def whole_picture(encoded: bytes) -> Tensor:
     """3 x height x width, values from 0 to 1, nothing cut off: detectors resize and normalise themselves."""
-    found: Tensor = F.to_tensor(Preprocess().opened(encoded))
-    return found
+    image: Tensor = F.to_tensor(Preprocess().opened(encoded))
+    return image
 
 
 def normalised(picture: Image.Image, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -105,3 +107,43 @@ def _eight_bit(picture: Image.Image) -> Image.Image:
         return picture
     values = np.asarray(picture).astype(np.float64)
     return Image.fromarray((values / 257).round().clip(0, 255).astype(np.uint8))
+
+
+@dataclass(frozen=True)
+class TenViews:
+    """The four corners and the centre of the resized picture, then their mirror images.
+
+    10 x channels x size x size. A picture of the network's own size is resized like any other, so that its corners
+    differ from its centre.
+    """
+
+    preprocess: Preprocess
+
+    def __post_init__(self) -> None:
+        numbers = self._numbers()
+        if numbers.resize < numbers.size:
+            raise LeanconvError(
+                f"ten views of {numbers.size} x {numbers.size} do not fit a picture whose shorter side is "
+                f"{numbers.resize}; give a --resize of {numbers.size} or more."
+            )
+
+    def __call__(self, encoded: bytes) -> Tensor:
+        numbers, known = self._numbers(), self.preprocess.transform
+        picture = F.resize(
+            self.preprocess.opened(encoded),
+            [numbers.resize],
+            interpolation=getattr(known, "interpolation", InterpolationMode.BILINEAR),
+            antialias=getattr(known, "antialias", True),
+        )
+        mean, std = numbers.mean[: numbers.channels], numbers.std[: numbers.channels]
+        five = torch.stack([normalised(crop, mean, std) for crop in F.five_crop(picture, [numbers.size] * 2)])
+        return torch.cat([five, five.flip(-1)])
+
+    def _numbers(self) -> Preprocess:
+        numbers = self.preprocess.numbers()
+        if numbers is None:
+            raise LeanconvError(
+                "ten views need sizes, which the network's own preprocessing "
+                f"({type(self.preprocess.transform).__name__}) does not say; give --size and --resize."
+            )
+        return numbers

@@ -23,7 +23,7 @@ def pictures_in_tar(path: Path, prefix: str = "") -> list[Picture]:
     members = members_of(path)
     pictures = [member for member in members if is_picture(PurePosixPath(member.name))]
     labels = _labels(path, members, {_stem(picture.name) for picture in pictures})
-    found = []
+    labelled = []
     for picture in pictures:
         stem = _stem(picture.name)
         if not labels:
@@ -32,8 +32,8 @@ def pictures_in_tar(path: Path, prefix: str = "") -> list[Picture]:
             continue  # key.mask.png beside a labelled key.jpg: of the same sample, but not its picture
         else:
             label = labels.get(stem)
-        found.append(Picture(str(path), prefix + picture.name, label, picture.offset_data, picture.size))
-    return found
+        labelled.append(Picture(str(path), prefix + picture.name, label, picture.offset_data, picture.size))
+    return labelled
 
 
 def members_of(path: Path) -> list[tarfile.TarInfo]:
@@ -67,12 +67,12 @@ def _key(name: str) -> str:
 
 def _labels(path: Path, members: Sequence[tarfile.TarInfo], stems: set[str]) -> dict[str, str]:
     """Stem of a picture -> its class; ``.cls`` counts before ``.json``."""
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     with path.open("rb") as file:
         for suffix, read in ((".cls", _text_label), (".json", _json_label)):
             for member in members:
                 stem, ending = posixpath.splitext(member.name)
-                if ending != suffix or stem not in stems or stem in found:
+                if ending != suffix or stem not in stems or stem in labels:
                     continue
                 file.seek(member.offset_data)
                 try:
@@ -82,8 +82,8 @@ def _labels(path: Path, members: Sequence[tarfile.TarInfo], stems: set[str]) -> 
                         f"{member.name!r} in {str(path)!r} gives no class ({error}); pack the shard again."
                     ) from None
                 if label is not None:
-                    found[stem] = label
-    return found
+                    labels[stem] = label
+    return labels
 
 
 def _text_label(data: bytes) -> str:
@@ -94,8 +94,8 @@ def _text_label(data: bytes) -> str:
 
 
 def _json_label(data: bytes) -> str | None:
-    given = json.loads(data)
-    values = [given[key] for key in JSON_KEYS if key in given] if isinstance(given, dict) else []
+    fields = json.loads(data)
+    values = [fields[key] for key in JSON_KEYS if key in fields] if isinstance(fields, dict) else []
     usable = [value for value in values if isinstance(value, int | str) and not isinstance(value, bool)]
     return _plain(str(usable[0])) if usable else None
 

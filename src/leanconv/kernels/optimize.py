@@ -14,9 +14,10 @@ from leanconv.errors import LeanconvError, listing
 from leanconv.kernels import pack
 from leanconv.kernels import prepared as ready
 from leanconv.kernels.availability import available, check
-from leanconv.kernels.fused_stage import FEW_CHANNELS
+from leanconv.kernels.fused_stage import ACTIVATIONS, FEW_CHANNELS
 from leanconv.kernels.modules import Absorbed, Fused, FusedConv2d, FusedFactored, convolutions, why_not
 from leanconv.kernels.residual import CLASSES, layers_of
+from leanconv.network.activations import activation_of_module
 from leanconv.network.layers.factored import Factored
 from leanconv.system.text_table import table
 
@@ -216,17 +217,8 @@ def _refusal(layer: nn.Module) -> str | None:
 
 def activation_of(module: nn.Module) -> str | None:
     """What the kernels call an activation; None if they do not know it."""
-    if _hooked(module):
-        return None
-    names: dict[type[nn.Module], str] = {
-        nn.ReLU: "relu",
-        nn.ReLU6: "relu6",
-        nn.SiLU: "silu",
-        nn.Hardswish: "hardswish",
-    }
-    if type(module) is nn.GELU:
-        return "gelu" if module.approximate == "none" else None
-    return names.get(type(module))
+    spec = None if _hooked(module) else activation_of_module(module)
+    return spec.name if spec is not None and spec.name in ACTIVATIONS else None
 
 
 def is_pooling(module: nn.Module) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from leanconv.errors import warn
 from leanconv.kernels.fused_stage import EAGER, Plan, Stage, plans, precision
-from leanconv.system.text_files import write_whole
+from leanconv.system.atomic_files import write_whole
 
 # How far a way may be from torch's own operations: roundings in another order, not another answer.
 CLOSE = {"tf32": 5e-3, "tf32x3": 2e-5, "bfloat16": 3e-2, "float16": 5e-3}

@@ -1,7 +1,6 @@
-"""Networks the method is measured on, and their weights before training."""
+"""Networks the method is measured on."""
 
 from leanconv.models.detectors import FastRCNN, fast_rcnn_vgg16, faster_rcnn_vgg16
-from leanconv.models.initial import initialise
 from leanconv.models.networks import (
     BUILDERS,
     SPP10,
@@ -30,7 +29,6 @@ __all__ = [
     "character_cnn",
     "fast_rcnn_vgg16",
     "faster_rcnn_vgg16",
-    "initialise",
     "resnet20_cifar",
     "resnet56_cifar",
     "spp10",

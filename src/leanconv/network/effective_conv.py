@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from leanconv.network.layers.geometry import KINDS, Geometry, Size
-from leanconv.network.recognise import CONVOLUTIONS, has_own_forward
+from leanconv.network.layers.geometry import Geometry, Size
+from leanconv.network.layers.kinds import REPLACEABLE, LayerKind, geometry_of, kind_of, kind_of_function
+from leanconv.network.recognise import has_own_forward
 
 _DEFAULTS: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 
@@ -32,8 +32,7 @@ class Plain:
 
 def is_plain(layer: nn.Module) -> bool:
     """Whether the layer is torch's own, its weight a parameter."""
-    own_class = type(layer) in (*KINDS, nn.Linear)
-    return own_class and isinstance(layer.weight, nn.Parameter) and not has_own_forward(layer)
+    return type(layer) in REPLACEABLE and isinstance(layer.weight, nn.Parameter) and not has_own_forward(layer)
 
 
 def plain_form(layer: nn.Module, in_size: Size) -> Plain | None:
@@ -41,7 +40,7 @@ def plain_form(layer: nn.Module, in_size: Size) -> Plain | None:
     if inherits_forward(layer):
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, Tensor)
-        return Plain(Geometry.of(layer), weight.detach(), bias.detach() if isinstance(bias, Tensor) else None)
+        return Plain(geometry_of(layer), weight.detach(), bias.detach() if isinstance(bias, Tensor) else None)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             found = _observed(layer, in_size)
@@ -53,21 +52,14 @@ def plain_form(layer: nn.Module, in_size: Size) -> Plain | None:
 
 def inherits_forward(layer: nn.Module) -> bool:
     """Whether the layer computes what torch's own class does."""
-    base = next(kind for kind in (*KINDS, nn.Linear) if isinstance(layer, kind))
+    base = kind_of(layer).module
     same = all(getattr(type(layer), name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward"))
     return same and not has_own_forward(layer)
 
 
 def _observed(layer: nn.Module, in_size: Size) -> Plain | None:
-    if isinstance(layer, nn.Linear):
-        shapes: list[tuple[int, ...]] = [(rows, layer.in_features) for rows in (2, 9, 1)]
-    else:
-        first = Geometry.of(layer)
-        extent = [d * (k - 1) + 1 for d, k in zip(first.dilation, first.kernel, strict=True)]
-        # Padding may depend on the size: look at the size the network uses and at some in a row, never square.
-        count = max(first.stride) + 2
-        sizes = [in_size, *([e + 4 + more + axis for axis, e in enumerate(extent)] for more in range(count))]
-        shapes = [(1 + 8 * (number % 2), first.in_channels, *size) for number, size in enumerate(sizes)]
+    assert isinstance(layer.weight, Tensor)
+    shapes = kind_of(layer).trial_shapes(layer, in_size)
     # A forward may also depend on how large or how many the numbers are.
     largest = 100.0 if layer.weight.dtype == torch.float16 else 1000.0
     seen = [_run(layer, shape, (1.0, 0.001, largest)[number % 3]) for number, shape in enumerate(shapes)]
@@ -76,7 +68,7 @@ def _observed(layer: nn.Module, in_size: Size) -> Plain | None:
         return None
     geometry = found[0].geometry
     constant = all(item.geometry == geometry for item in found)
-    if constant and (geometry.kind == "linear" or geometry.padding == geometry.padding_after):
+    if constant and geometry.padding_after in (None, geometry.padding):
         return replace(found[0], geometry=replace(geometry, padding_after=None))
     rule = replace(geometry, padding="same", padding_after=None)
     if all(_explains(rule, item) for item in found):
@@ -108,15 +100,15 @@ def _run(layer: nn.Module, shape: tuple[int, ...], scale: float) -> _Seen | None
         output = layer(x.clone())
     if len(watch.calls) != 1:
         return None
-    function, values, answer = watch.calls[0]
+    kind, values, answer = watch.calls[0]
     if not isinstance(output, Tensor) or not torch.equal(output, answer):
         return None
     weight, bias = values["weight"].detach().clone(), values["bias"]
     bias = None if bias is None else bias.detach().clone()
-    if function is F.linear:
+    if not kind.over_a_map:
         if not torch.equal(values["input"], x):
             return None
-        return _Seen(Geometry(kind="linear", in_channels=weight.shape[1], out_channels=len(weight)), weight, bias)
+        return _Seen(Geometry(kind=kind.name, in_channels=weight.shape[1], out_channels=len(weight)), weight, bias)
     dimensions = len(shape) - 2
     margins = _margins(values["input"], x)
     if margins is None:
@@ -128,7 +120,7 @@ def _run(layer: nn.Module, shape: tuple[int, ...], scale: float) -> _Seen | None
 
     padding = values["padding"]
     geometry = Geometry(
-        kind=next(kind for base, kind in KINDS.items() if isinstance(layer, base)),
+        kind=kind_of(layer).name,
         in_channels=shape[1],
         out_channels=len(weight),
         kernel=tuple(weight.shape[2:]),
@@ -162,15 +154,15 @@ def _margins(padded: Tensor, x: Tensor) -> tuple[Size, Size] | None:
 
 
 class _Calls(TorchFunctionMode):
-    """Convolutions and linear maps asked of torch: the function, its arguments by name, its answer."""
+    """Convolutions and linear maps asked of torch: the kind of layer, its arguments by name, its answer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[Any, dict[str, Any], Tensor]] = []
+        self.calls: list[tuple[LayerKind, dict[str, Any], Tensor]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in CONVOLUTIONS or func is F.linear:
+        if kind := kind_of_function(func):
             names = ("input", "weight", *_DEFAULTS)
-            self.calls.append((func, _DEFAULTS | dict(zip(names, args, strict=False)) | (kwargs or {}), result.clone()))
+            self.calls.append((kind, _DEFAULTS | dict(zip(names, args, strict=False)) | (kwargs or {}), result.clone()))
         return result

@@ -13,18 +13,14 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from leanconv.errors import LeanconvError
+from leanconv.network.activations import ActivationSpec, activation_of_call, activation_of_module
 from leanconv.network.effective_conv import inherits_forward
-from leanconv.network.layers.geometry import KINDS, Geometry
+from leanconv.network.layers.kinds import LAYERS, REPLACEABLE, kind_of, kind_of_function
 from leanconv.network.recognise import (
-    CONVOLUTIONS,
-    LAYERS,
-    activation_call,
-    activation_module,
     is_addition,
     is_batch_norm,
     is_norm_with_activation,
 )
-from leanconv.network.sites import ActivationSpec
 
 # A tensor at one moment: an operation in place makes a new key of the same object.
 Key = tuple[int, int]
@@ -80,7 +76,7 @@ class Event:
     in_shape: tuple[int, ...] = ()
     out_shape: tuple[int, ...] = ()
     weight_shape: tuple[int, ...] = ()
-    is_convolution: bool = False
+    function: Any = None  # of a call
 
 
 class Recording(TorchFunctionMode):
@@ -108,14 +104,14 @@ class Recording(TorchFunctionMode):
             self._record(Event("other", inputs, []), given, [args[0]])
         elif made and not all(_key(tensor) in inputs for tensor in made):
             event = Event("other", inputs, [])
-            if spec := activation_call(func, args, kwargs):
+            if spec := activation_of_call(func, args, kwargs):
                 event.kind, event.activation = "activation", spec
             elif func is F.batch_norm and len(args) > 1 and id(args[1]) in self._norms:
                 event.kind, event.name, event.inputs = "batch_norm", self._norms[id(args[1])], inputs[:1]
             elif is_addition(func, kwargs, given):
                 event.kind = "add"
-            elif func in CONVOLUTIONS and len(given) > 1:
-                event.kind, event.name = "call", f"{func.__name__}#{len(self.events)}"
+            elif (layer_kind := kind_of_function(func)) and layer_kind.over_a_map and len(given) > 1:
+                event.kind, event.name, event.function = "call", f"{func.__name__}#{len(self.events)}", func
                 event.in_shape, event.out_shape = tuple(given[0].shape), tuple(made[0].shape)
                 event.weight_shape = tuple(given[1].shape)
             self._record(event, given, made)
@@ -134,7 +130,7 @@ class Recording(TorchFunctionMode):
     def enter(self, name: str, module: nn.Module, arguments: Any) -> list[Key]:
         self._inside += 1
         inputs = list(tensors(arguments))
-        if isinstance(module, (*KINDS, nn.Linear)) and inputs and inherits_forward(module):
+        if isinstance(module, REPLACEABLE) and inputs and inherits_forward(module):
             _check_input(name, module, inputs[0])
         return [_key(tensor) for tensor in inputs]
 
@@ -147,12 +143,12 @@ class Recording(TorchFunctionMode):
 
 
 def _check_input(name: str, layer: nn.Module, x: Tensor) -> None:
-    g = Geometry.of(layer)
-    axis = x.dim() - 1 - (0 if g.kind == "linear" else len(g.kernel))
-    wanted, found = g.in_channels, x.shape[axis] if 0 <= axis < x.dim() else 0
-    if wanted != found:
+    kind = kind_of(layer)
+    axis = kind.channel_axis(x.dim())
+    channels, actual = kind.geometry(layer).in_channels, x.shape[axis] if 0 <= axis < x.dim() else 0
+    if channels != actual:
         raise LeanconvError(
-            f"layer {name!r} takes {wanted} input channels but was given {found} (input shape "
+            f"layer {name!r} takes {channels} input channels but was given {actual} (input shape "
             f"{tuple(x.shape)}); give images with the channels and size the network was trained on."
         )
 
@@ -183,9 +179,7 @@ def recording(model: nn.Module) -> Iterator[Recording]:
             spec: Any = spec,
             pending: Any = pending,
         ) -> None:
-            event = Event(kind, pending.pop(), [], name=name, activation=spec)
-            event.is_convolution = kind == "layer" and not isinstance(module, nn.Linear)
-            tape.leave(event, (args, kwargs), result)
+            tape.leave(Event(kind, pending.pop(), [], name=name, activation=spec), (args, kwargs), result)
 
         handles += [
             module.register_forward_pre_hook(before, with_kwargs=True),
@@ -206,5 +200,5 @@ def _kind(
         return "layer", None
     if is_batch_norm(module):
         return "batch_norm", None
-    spec = activation_module(module)
+    spec = activation_of_module(module)
     return ("activation", spec) if spec else (None, None)

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from leanconv.network.activations import ActivationSpec
 from leanconv.network.dry_run import Trial
 from leanconv.network.effective_conv import is_plain
 from leanconv.network.fold import Filters, without_norm
-from leanconv.network.replace import Factors, dense_modules, filled
-from leanconv.network.sites import ActivationSpec, Site
+from leanconv.network.layers.modules import Factors, dense_modules, filled
+from leanconv.network.sites import Site
 
 
 def replaceable(trial: Trial, sites: list[Site]) -> list[Site]:

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 
-import torch
-from torch import Tensor
-
+from leanconv.errors import unknown_name, warn
 from leanconv.network import reasons
-from leanconv.network.layers.geometry import Cost, Geometry, Size
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActivationSpec:
-    """An activation by the name ``solve.activation`` knows, with its parameters."""
-
-    name: str = "identity"
-    parameters: dict[str, float | Tensor] = field(default_factory=dict)
-
-    def same_as(self, other: ActivationSpec) -> bool:
-        if self.name != other.name or self.parameters.keys() != other.parameters.keys():
-            return False
-        pairs = [(value, other.parameters[key]) for key, value in self.parameters.items()]
-        return all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
+from leanconv.network.activations import ActivationSpec
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry, Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,3 +94,41 @@ class Survey:
             skipped={**self.skipped, **outside},
             first=self.first,
         )
+
+
+def apply_skip(
+    skip: Collection[str] | None,
+    found: Survey,
+    sites: dict[str, Site],
+    skipped: dict[str, str],
+    *,
+    named: Collection[str],
+) -> None:
+    """Move the layers of ``skip`` from ``sites`` to ``skipped``; None means the first convolution, unless ``named``."""
+    known = [layer.name for layer in found.layers]
+    if skip is None:
+        if found.first in sites and found.first not in named:
+            del sites[found.first]
+            skipped[found.first] = reasons.FIRST
+        return
+    for name in skip:
+        if name not in known and name not in skipped:
+            raise unknown_name(name, known, what="layer", where="skip")
+        if sites.pop(name, None) is not None:
+            skipped[name] = reasons.ASKED
+
+
+def in_order(skipped: dict[str, str], found: Survey) -> dict[str, str]:
+    """By order of execution, layers that did not run last."""
+    order = {layer.name: number for number, layer in enumerate(found.layers)}
+    return dict(sorted(skipped.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def linear_fits(sites: Iterable[Site]) -> dict[str, str]:
+    """Sites that can only be fitted linearly although an activation follows them: name -> why."""
+    return {site.name: site.activation.note for site in sites if site.activation.note}
+
+
+def warn_of_linear_fits(sites: Iterable[Site]) -> None:
+    for line in reasons.by_reason(linear_fits(sites)):
+        warn(f"fitted linearly: {line}.")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
 from leanconv.network import reasons
+from leanconv.network.activations import ActivationSpec
 from leanconv.network.effective_conv import plain_form
 from leanconv.network.function_trace import Event, Key, recording, tensors
-from leanconv.network.layers.geometry import Cost, Geometry, Size
-from leanconv.network.recognise import LAYERS, has_hooks, has_own_forward
-from leanconv.network.sites import ActivationSpec, Layer, Site, Survey
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.kinds import KINDS, LAYERS, kind_of, kind_of_function
+from leanconv.network.recognise import has_hooks, has_own_forward
+from leanconv.network.sites import Layer, Site, Survey
 
 
 def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "conv") -> Survey:
@@ -29,7 +31,7 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
     counted = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, LAYERS) and (layers == "all" or not isinstance(module, nn.Linear))
+        if isinstance(module, LAYERS) and (layers == "all" or kind_of(module).over_a_map)
     }
     hooked = {name for name, module in counted.items() if has_hooks(module)}
     with recording(model) as tape:
@@ -75,7 +77,7 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
     for name in counted:
         if name not in seen:
             skipped[name] = reasons.UNUSED
-    first_convolution = next((layer.name for layer in seen.values() if layer.type != "Linear"), None)
+    first_convolution = next((name for name in seen if name not in counted or kind_of(counted[name]).over_a_map), None)
     return Survey(
         layers=tuple(seen.values()),
         sites=_arrange(sites, tape.events),
@@ -124,7 +126,7 @@ def _one_site(parts: list[_Found]) -> _Found | None:
     site = replace(
         first.site,
         cost=sum((part.site.cost for part in parts[1:]), first.site.cost),
-        activation=first.site.activation if same else ActivationSpec(),
+        activation=first.site.activation if same else ActivationSpec(note="different activations follow its calls"),
         feeds=None,
         calls=len(parts),
     )
@@ -132,8 +134,9 @@ def _one_site(parts: list[_Found]) -> _Found | None:
 
 
 def _refusal(module: Any, hooked: bool, again: bool, owners: Counter[int]) -> str | None:
-    if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
-        return reasons.TRANSPOSED
+    kind = kind_of(module)
+    if kind.refusal is not None:
+        return kind.refusal
     if has_own_forward(module):
         return reasons.CUSTOM
     if not module.weight.is_floating_point():
@@ -144,58 +147,35 @@ def _refusal(module: Any, hooked: bool, again: bool, owners: Counter[int]) -> st
         return reasons.USED_AGAIN
     if owners[id(module.weight)] > 1:
         return reasons.SHARED
-    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and module.groups == module.in_channels > 1:
+    if kind.over_a_map and module.groups == module.in_channels > 1:
         return reasons.DEPTHWISE
     return None
 
 
-def _describe(event: Event, module: nn.Module, batch: int) -> Layer:
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    bias = module.bias
-    parameters = weight.numel() + (bias.numel() if isinstance(bias, Tensor) else 0)
-    if isinstance(module, nn.Linear):
-        rows = prod(event.out_shape[:-1]) // batch
-        return Layer(
-            name=event.name,
-            type="Linear",
-            in_channels=module.in_features,
-            out_channels=module.out_features,
-            kernel=(1,),
-            stride=(1,),
-            groups=1,
-            out_size=(rows,),
-            macs=rows * weight.numel(),
-            parameters=parameters,
-        )
-    conv: Any = module  # one of LAYERS: they share these attributes, not a public base class
-    dimensions = len(conv.kernel_size)
-    size = event.out_shape[-dimensions:]
-    transposed = isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
-    # A transposed filter is applied at every input position, an ordinary one at every output position. Detectors
-    # run layers on more rows than there are images, so rows count too.
-    shape = event.in_shape if transposed else event.out_shape
-    positions = prod(shape[-dimensions:]) * prod(shape[: -dimensions - 1])
+def _describe(event: Event, module: Any, batch: int) -> Layer:
+    """``module``: one of LAYERS. They share attributes, but no public base class."""
+    kind = kind_of(module)
+    on_map = kind.over_a_map
+    stride = module.stride if on_map else 1
+    kernel = tuple(module.kernel_size) if on_map else (1,)
     return Layer(
         name=event.name,
         type=type(module).__name__,
-        in_channels=conv.in_channels,
-        out_channels=conv.out_channels,
-        kernel=tuple(conv.kernel_size),
-        stride=(conv.stride,) * dimensions if isinstance(conv.stride, int) else tuple(conv.stride),
-        groups=conv.groups,
-        out_size=tuple(size),
-        macs=positions * weight.numel() // batch,
-        parameters=parameters,
+        in_channels=module.in_channels if on_map else module.in_features,
+        out_channels=module.out_channels if on_map else module.out_features,
+        kernel=kernel,
+        stride=(stride,) * len(kernel) if isinstance(stride, int) else tuple(stride),
+        groups=module.groups if on_map else 1,
+        out_size=kind.sizes(event.in_shape, event.out_shape, batch)[1],
+        macs=kind.macs(tuple(module.weight.shape), event.in_shape, event.out_shape, batch),
+        parameters=module.weight.numel() + (module.bias.numel() if isinstance(module.bias, Tensor) else 0),
     )
 
 
 def _describe_call(event: Event, batch: int) -> Layer:
-    transposed = "transpose" in event.name
-    dimensions = len(event.weight_shape) - 2
-    shape = event.in_shape if transposed else event.out_shape
-    positions = prod(shape[-dimensions:]) * prod(shape[: -dimensions - 1])
-    in_channels, out_channels = event.in_shape[-dimensions - 1], event.out_shape[-dimensions - 1]
+    kind = kind_of_function(event.function)
+    assert kind is not None
+    in_channels, out_channels = (shape[kind.channel_axis(len(shape))] for shape in (event.in_shape, event.out_shape))
     return Layer(
         name=event.name,
         type=event.name.partition("#")[0],
@@ -203,9 +183,9 @@ def _describe_call(event: Event, batch: int) -> Layer:
         out_channels=out_channels,
         kernel=event.weight_shape[2:],
         stride=(),
-        groups=1 if transposed else in_channels // event.weight_shape[1],
-        out_size=event.out_shape[-dimensions:],
-        macs=positions * prod(event.weight_shape) // batch,
+        groups=kind.groups(event.weight_shape, in_channels, out_channels),
+        out_size=kind.sizes(event.in_shape, event.out_shape, batch)[1],
+        macs=kind.macs(event.weight_shape, event.in_shape, event.out_shape, batch),
         parameters=0,
     )
 
@@ -229,13 +209,14 @@ def _find_site(
     batch: int,
     index: int,
 ) -> _Found:
-    in_size, out_size = _sizes(event, geometry, batch)
-    # A network that cuts images into tiles runs the layer on more rows than there are images.
-    repeats = 1 if geometry.kind == "linear" else max(1, event.out_shape[0] // batch)
+    kind = KINDS[geometry.kind]
+    in_size, out_size, repeats = kind.sizes(event.in_shape, event.out_shape, batch)
+    # Batch norm and PReLU's slopes act on axis 1, which a Linear layer's filters lie on where its rows are flat.
+    filters_on_axis_1 = kind.channel_axis(len(event.out_shape)) == 1
     tail = event
     batch_norm: str | None = None
     following = _only_consumer(event, consumers)
-    if following and following.kind == "batch_norm" and _foldable(following, event, calls):
+    if following and following.kind == "batch_norm" and filters_on_axis_1 and calls[following.name] == 1:
         batch_norm, tail = following.name, following
         following = _only_consumer(following, consumers)
     addends: list[Key] = []
@@ -249,8 +230,8 @@ def _find_site(
     alone = following is not None and following.kind == "layer" and calls[following.name] == 1
     feeds = following.name if following and alone and not addends else None
     slope = activation.parameters.get("slope")
-    if geometry.kind == "linear" and len(event.out_shape) > 2 and isinstance(slope, Tensor) and slope.numel() > 1:
-        activation = ActivationSpec()  # PReLU's slopes go with axis 1, a Linear layer's filters with the last
+    if not filters_on_axis_1 and isinstance(slope, Tensor) and slope.numel() > 1:
+        activation = ActivationSpec(note="the slopes of the PReLU that follows belong to rows, not to its filters")
     site = Site(
         name=event.name,
         geometry=geometry,
@@ -300,21 +281,8 @@ def _arrange(found: list[_Found], events: list[Event]) -> tuple[Site, ...]:
     return tuple(order)
 
 
-def _sizes(event: Event, geometry: Geometry, batch: int) -> tuple[Size, Size]:
-    if geometry.kind == "linear":
-        rows = prod(event.out_shape[:-1]) // batch
-        return (rows,), (rows,)
-    dimensions = len(geometry.kernel)
-    return event.in_shape[-dimensions:], event.out_shape[-dimensions:]
-
-
 def _only_consumer(event: Event, consumers: dict[Key, list[Event]]) -> Event | None:
     if len(event.outputs) != 1:
         return None
     found = consumers.get(event.outputs[0], [])
     return found[0] if len(found) == 1 else None
-
-
-def _foldable(batch_norm: Event, layer: Event, calls: Counter[str]) -> bool:
-    """Batch norm acts on axis 1: the filters of a convolution, and of a Linear layer on flat rows."""
-    return calls[batch_norm.name] == 1 and (layer.is_convolution or len(layer.out_shape) == 2)

@@ -1,23 +1,19 @@
-"""What comes through the door: the user's model checked and copied, their random states kept."""
+"""The user's model: checked, copied, and in an error message where it fails."""
 
 from __future__ import annotations
 
 import copy
-import gc
 import math
-import random
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
 from leanconv.errors import LeanconvError
+from leanconv.network.function_trace import tensors
 
 
 def check_model(model: Any) -> None:
@@ -52,6 +48,16 @@ def check_model(model: Any) -> None:
             raise LeanconvError(
                 f"layer {layer!r} has NaN or infinite values in its {kind}; repair or retrain the network first."
             )
+
+
+def model_failed(error: Exception, batch: Any) -> LeanconvError:
+    """The user's network refused a batch: say what it was given and what it said."""
+    shapes = [tuple(tensor.shape) for tensor in tensors(batch)][:3]
+    shape = shapes[0] if isinstance(batch, Tensor) else shapes
+    said = " ".join(str(error).split())[:300]
+    return LeanconvError(
+        f"the model raised {type(error).__name__} on a batch of shape {shape}: {said}; give images it accepts."
+    )
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -90,38 +96,3 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
         raise LeanconvError(
             f"the model cannot be copied ({type(error).__name__}: {error}); copy.deepcopy(model) must work."
         ) from error
-
-
-@contextmanager
-def quiet_collector() -> Iterator[None]:
-    """Python's garbage collector looks through all objects there are every now and then, a tenth of a second with a
-    few libraries loaded. Inside the block it looks at new ones only, and only when asked (``gc.collect(1)``)."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
-
-
-@contextmanager
-def untouched_rng(seed: int) -> Iterator[None]:
-    """Run with fixed random states and put the user's back, whatever happens.
-
-    Loaders draw from all three generators; some networks draw in eval mode.
-    """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        # Not torch.manual_seed: it would also set the seed CUDA starts with, if it has not started yet.
-        torch.default_generator.manual_seed(seed)
-        for device in devices:
-            torch.cuda.default_generators[device].manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % (1 << 32))
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)

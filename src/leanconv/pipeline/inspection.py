@@ -17,12 +17,11 @@ from leanconv.calibrate.probes import Probe, Responses
 from leanconv.errors import LeanconvError
 from leanconv.forms.fit import site_activation
 from leanconv.network.fold import folded
-from leanconv.network.model_error import model_failed
 from leanconv.network.reasons import by_reason
-from leanconv.network.sites import Survey
+from leanconv.network.sites import Survey, linear_fits
 from leanconv.network.survey import survey
 from leanconv.network.torchvision_detectors import kind_of, seen_as_tensors
-from leanconv.network.user_model import copied
+from leanconv.network.user_model import copied, model_failed
 from leanconv.system.text_table import table
 
 # Responses looked at a layer to measure sparsity; 20,000 x d numbers.
@@ -83,6 +82,7 @@ class Inspection:
         heads = ["layer", "type", "filter", "channels", "output", "MMACs", "MACs %", "activation", "sparsity"]
         lines = [table(heads, rows, left=2)]
         lines += [f"cannot be accelerated: {line}" for line in by_reason(self.survey.skipped)]
+        lines += [f"fitted linearly: {line}" for line in by_reason(linear_fits(self.survey.sites))]
         lines.append(f"{total / 1e6:.1f} million multiply-accumulates an image in {len(rows)} layers")
         if not self.zeros:
             lines.append("sparsity is measured on pictures: give --images PATH")

@@ -1,164 +1,223 @@
-"""From a plan to weights: every site fitted in its turn and put into the accelerated network."""
+"""From a plan to weights: every layer fitted in its turn and put into the accelerated network.
+
+Read ``solve_layers`` first: it is the loop. Layers are fitted shallow to deep, each to the original's responses, from
+what it responds in the network whose layers before it are replaced already.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace as with_changes
+import gc
+from dataclasses import dataclass, replace
 
-from leanconv.calibrate.probes import Probe, Responses
+from leanconv.calibrate.image_subset import collected, drawn
+from leanconv.calibrate.probes import PatchProbe, Probe, Responses
 from leanconv.calibrate.samples import Samples
+from leanconv.calibrate.streams import Streams
+from leanconv.config import Options
 from leanconv.errors import LeanconvError
-from leanconv.forms.fit import Fit, Outcome, fit_site, measure, samples_needed, split_factors
-from leanconv.network.replace import Change, Factors, replace
-from leanconv.network.sites import Site
-from leanconv.pipeline.engine import Engine
-from leanconv.pipeline.spatial_sgd import reconstructed
-from leanconv.progress import Solved
-from leanconv.ranks import Choice, Plan
-from leanconv.solve import Parts, SpatialFactors, parted, thinned
+from leanconv.forms.fit import Fit, Outcome, fit_layer, measure, samples_needed, split_factors
+from leanconv.forms.replace import replace as replace_layer
+from leanconv.network.layers.modules import Factors
+from leanconv.pipeline.layer_state import LayerState
+from leanconv.solve import Moments, Parts, TwoStep, parted, thinned
+from leanconv.storage.workdir import Workdir
+from leanconv.system.process_memory import give_back
+
+# Patches a layer, of so many images, that splits are improved by: 4 bytes x ROWS x c k k, 151 MB for c = 512, k = 3.
+IMAGES, ROWS = 512, 8192
+
+Layers = dict[str, LayerState]
 
 
 @dataclass
-class Solving:
-    """The sites of a plan, one by one, from responses to weights in the accelerated network."""
+class Run:
+    """What all layers are solved with."""
 
-    engine: Engine
-    plan: Plan
-    targets: Samples
-    dense: dict[str, Probe]  # of the original's filters
-    probes: dict[str, Probe]  # of the filters a site is fitted with
-    splits: dict[str, SpatialFactors]  # what those are the product of, where they are one
-    takers: dict[str, Probe]  # of layers that stay whole and will take in a factor
+    streams: Streams
+    targets: Samples  # the original's responses
+    dense: dict[str, Probe]  # of all sites, those that stay as they are too
+    options: Options
+    work: Workdir | None
+    keep_targets: bool  # for another plan
 
-    def run(self) -> dict[str, Outcome]:
-        """How well every site and taker does."""
-        options = self.engine.options
-        if options.form == "spatial":
-            return self._split()
-        if not options.asymmetric:
-            return self._symmetric() | {name: Outcome(error) for name, error in self._measured(self.takers).items()}
-        wanted = self.probes | self.takers
-        return self.engine.solve(
-            wanted,
-            list(self.dense.values()),
-            self.targets,
-            solve=self._fit,
-            put=self._put,
-            describe=self._describe,
-        )
+    def solved_before(self) -> dict[str, Fit]:
+        """The layers an earlier process has solved."""
+        return self.streams.team.share({} if self.work is None else self.work.solved(self.streams.device))
 
-    def _split(self) -> dict[str, Outcome]:
-        """The spatial schemes: nothing to fit, or fitted to the original's responses by descent. Errors are measured
-        in the network as it ends up."""
-        engine, probes, samples = self.engine, dict(self.probes), dict.fromkeys(self.probes, 0)
-        with engine.reporter.stage("solving", len(probes)) as stage:
-            for number, (name, probe) in enumerate(self.probes.items(), 1):
-                if engine.options.scheme == "spatial-sgd":
-                    with engine.clock.stage("solving"):
-                        split, bias, samples[name] = reconstructed(engine, self.dense[name], self.splits[name])
-                    probes[name] = Probe(probe.site, split.product(), bias, split)
-                    stage.solved(self._describe(name, None), number, len(probes))
-                stage.advance()
-                self._put(name, split_factors(probes[name]))
-        return {name: Outcome(error, samples[name]) for name, error in self._measured(probes).items()}
+    def keep(self, number: int, name: str, fit: Fit | None) -> Fit:
+        """The main process's ``fit``, everywhere, and in the workdir."""
+        if self.work is not None and fit is not None:
+            self.work.keep_solved(number, name, fit)
+        return self.streams.team.share(fit)
 
-    def _symmetric(self) -> dict[str, Outcome]:
-        """Every site fitted to the original's inputs."""
-        engine, done = self.engine, self.engine.restored()
-        todo = [probe for name, probe in self.probes.items() if name not in done]
-        inputs = self.targets
-        if self.splits and todo:
-            inputs = engine.responses(engine.original, todo, "split filters")
-        with engine.reporter.stage("solving", len(self.probes)) as stage:
-            for number, name in enumerate(self.probes, 1):
-                if name not in done:
-                    fit: Fit | None = None
-                    if engine.team.lead:
-                        with engine.clock.stage("solving"):
-                            target = self.targets.get(name)
-                            fit = self._fit(name, target, target if inputs is self.targets else inputs.get(name))
-                            self.targets.drop(name)
+    def put(self, layer: LayerState, factors: Factors) -> None:
+        if layer.choice is not None:
+            replace_layer(self.streams.accelerated, layer.change, factors)
+
+    def done_with(self, name: str) -> None:
+        if not self.keep_targets:
+            self.targets.drop(name)
+
+
+def solve_layers(run: Run, layers: Layers) -> None:
+    """Give every layer its factors, in the accelerated network, and its outcome."""
+    if not run.options.forms.fitted:
+        _put_splits(run, layers)
+    elif not run.options.asymmetric:
+        _solve_symmetric(run, layers)
+    else:
+        _solve_asymmetric(run, layers)
+
+
+def _solve_asymmetric(run: Run, layers: Layers) -> None:
+    streams, clock, known = run.streams, run.streams.clock, run.solved_before()
+    for name, fit in known.items():
+        run.put(layers[name], fit.factors)
+        layers[name].outcome = fit.outcome
+    if all(name in known for name in layers):
+        return
+    probes = {name: layer.probe for name, layer in layers.items()}
+    steps = (len(layers) - len(known)) * (streams.batches.steps + 1)
+    with streams.reporter.stage("solving", steps) as stage:
+        if known:
+            stage.label(f"{len(known)} of {len(layers)} layers are known from the workdir")
+        for number, name, inputs in streams.respond(probes, list(run.dense.values()), known, stage.advance):
+            layer = layers[name]
+            new: Fit | None = None
+            if inputs is not None:
+                with clock.stage("solving"):
+                    new = _fit(run, layer, run.targets.get(name), inputs)
+                    run.done_with(name)
+                    inputs = None
+            fit = run.keep(number, name, new)
+            with clock.stage("solving"):
+                run.put(layer, fit.factors)
+                gc.collect(1)  # young objects only: see quiet_collector
+                if streams.device.type == "cpu":
+                    give_back()
+            layer.outcome = fit.outcome
+            stage.advance()
+            stage.solved(layer.described(fit.outcome.error), number, len(layers))
+
+
+def _solve_symmetric(run: Run, layers: Layers) -> None:
+    """Every layer fitted to the original's inputs."""
+    streams, known = run.streams, run.solved_before()
+    chosen = {name: layer for name, layer in layers.items() if layer.choice is not None}
+    todo = [layer.probe for name, layer in chosen.items() if name not in known]
+    inputs = run.targets
+    if any(layer.probe.split is not None for layer in chosen.values()) and todo:
+        inputs = streams.responses(streams.original, todo, "split filters")
+    with streams.reporter.stage("solving", len(chosen)) as stage:
+        for number, (name, layer) in enumerate(chosen.items(), 1):
+            if name not in known:
+                fit: Fit | None = None
+                if streams.team.lead:
+                    with streams.clock.stage("solving"):
+                        target = run.targets.get(name)
+                        fit = _fit(run, layer, target, target if inputs is run.targets else inputs.get(name))
+                        run.done_with(name)
+                        if inputs is not run.targets:
                             inputs.drop(name)
-                    done[name] = engine.kept(number, name, fit)
-                self._put(name, done[name].factors)
+                known[name] = run.keep(number, name, fit)
+            run.put(layer, known[name].factors)
+            layer.outcome = known[name].outcome
+            stage.advance()
+            stage.solved(layer.described(known[name].outcome.error), number, len(chosen))
+    _measure(run, {name: layer for name, layer in layers.items() if layer.choice is None})
+
+
+def _put_splits(run: Run, layers: Layers) -> None:
+    """Forms of filters alone: nothing is fitted. Errors are measured in the network as it ends up."""
+    with run.streams.reporter.stage("solving", len(layers)) as stage:
+        for layer in layers.values():
+            stage.advance()
+            run.put(layer, split_factors(layer.probe))
+    _measure(run, layers)
+
+
+def _measure(run: Run, layers: Layers) -> None:
+    """Errors of ``layers`` in the accelerated network as it stands."""
+    if not layers:
+        return
+    streams, errors = run.streams, {}
+    seen = streams.responses(streams.accelerated, [layer.probe for layer in layers.values()], "measuring")
+    if streams.team.lead:
+        with streams.reporter.stage("errors", len(layers)) as stage:
+            for number, (name, layer) in enumerate(layers.items(), 1):
+                errors[name] = measure(layer.site, run.targets.get(name), seen.get(name))
                 stage.advance()
-                stage.solved(self._describe(name, done[name].outcome.error), number, len(self.probes))
-        return {name: fit.outcome for name, fit in done.items()}
+                stage.solved(layer.described(errors[name]), number, len(layers))
+    for name, error in streams.team.share(errors).items():
+        layers[name].outcome = Outcome(error)
 
-    def _measured(self, probes: dict[str, Probe]) -> dict[str, float]:
-        """Errors of ``probes`` in the accelerated network as it stands."""
-        if not probes:
-            return {}
-        seen = self.engine.responses(self.engine.accelerated, list(probes.values()), "measuring")
-        errors: dict[str, float] = {}
-        if self.engine.team.lead:
-            with self.engine.reporter.stage("errors", len(probes)) as stage:
-                for number, (name, probe) in enumerate(probes.items(), 1):
-                    errors[name] = measure(probe.site, self.targets.get(name), seen.get(name))
-                    stage.advance()
-                    stage.solved(self._describe(name, errors[name]), number, len(probes))
-        return self.engine.team.share(errors)
 
-    def _fit(self, name: str, target: Responses, given: Responses) -> Fit:
-        probe = self.probes.get(name)
-        if len(given.y) != len(target.y):
-            raise LeanconvError(
-                f"layer {name!r} ran on other positions once the layers before it were accelerated: what this "
-                "network runs depends on the data; name that layer in skip."
-            )
-        if probe is None:  # it only takes in the factor of another
-            return Fit(Factors((), target.y.new_empty(0)), Outcome(measure(self.takers[name].site, target, given)))
-        options, choice, enough = self.engine.options, self.plan[name], None
-        alike, parts = self._alike(probe, len(target.y)), self._parts(probe, len(target.y))
-        if options.samples == "auto" and parts is not None:
-            target, given, parts, enough = self._thinned(probe, choice, target, given, parts)
-        # Which rows an image has must be known for sure: else they depend on how the images were cut into batches.
-        held_out = parts if options.closed_form and alike else None
-        fit = fit_site(
-            probe, choice, self.splits.get(name), target=target, given=given, solver=options.solver, parts=held_out
+def _fit(run: Run, layer: LayerState, target: Responses, inputs: Responses) -> Fit:
+    """``target``: the original's responses. ``inputs``: what the layer's probe gives, to fit them from."""
+    if len(inputs.y) != len(target.y):
+        raise LeanconvError(
+            f"layer {layer.name!r} ran on other positions once the layers before it were accelerated: what this "
+            "network runs depends on the data; name that layer in skip."
         )
-        # Who has chosen the number has looked at several: that counts for more than an extrapolation from one.
-        return fit if enough is None else Fit(fit.factors, with_changes(fit.outcome, enough=enough, needed=None))
-
-    def _thinned(
-        self, probe: Probe, choice: Choice, target: Responses, given: Responses, parts: Parts
-    ) -> tuple[Responses, Responses, Parts, bool | None]:
-        """As many of the samples as the site needs, and whether there were enough."""
-        rows, solver = len(target.y), self.engine.options.solver
-        needed = samples_needed(probe, choice, target=target, given=given, solver=solver, parts=parts)
-        if needed is None:
-            return target, given, parts, None
-        if needed.rows == rows:
-            return target, given, parts, needed.enough
-        kept = thinned(rows, needed.rows).to(target.y.device)
-        few = target.at(kept)
-        return few, few if given is target else given.at(kept), parts.at(kept, rows), needed.enough
-
-    def _parts(self, probe: Probe, rows: int) -> Parts | None:
-        """None for a layer that runs on several maps: its rows are in their order, not in that of the images."""
-        if probe.site.calls > 1:
-            return None
-        return parted(rows, self.engine.images, alike=self._alike(probe, rows))
-
-    def _alike(self, probe: Probe, rows: int) -> bool:
-        """Whether every image has equally many rows."""
-        return rows == self.engine.images * self.engine.positions.count(probe.site.positions)
-
-    def _put(self, name: str, factors: Factors) -> None:
-        if name in self.plan:
-            replace(self.engine.accelerated, change_of(self.probes[name].site, self.plan[name]), factors)
-
-    def _describe(self, name: str, error: float | None) -> Solved:
-        if name not in self.plan:
-            return Solved(name, "whole", (), error)
-        return Solved(name, self.plan[name].scheme, self.plan[name].ranks, error)
+    if layer.choice is None:  # it only takes in the factor of another
+        return Fit(Factors((), target.y.new_empty(0)), Outcome(measure(layer.site, target, inputs)))
+    options, probe, choice, enough = run.options, layer.probe, layer.choice, None
+    rows = len(target.y)
+    alike = rows == run.streams.images * run.streams.positions.count(layer.site.positions)
+    holdout = _holdout(run, layer, rows, alike=alike)
+    if options.samples == "auto" and holdout is not None:
+        needed = samples_needed(probe, choice, target=target, inputs=inputs, solver=options.solver, holdout=holdout)
+        enough = None if needed is None else needed.enough
+        if needed is not None and needed.rows < rows:
+            kept = thinned(rows, needed.rows).to(target.y.device)
+            fewer = target.at(kept)
+            target, inputs = fewer, fewer if inputs is target else inputs.at(kept)
+            holdout = holdout.at(kept, rows)
+    # Which rows an image has must be known for sure: else they depend on how the images were cut into batches.
+    used = holdout if options.closed_form and alike else None
+    fit = fit_layer(probe, choice, target=target, inputs=inputs, solver=options.solver, holdout=used)
+    # Who has chosen the number has looked at several: that counts for more than an extrapolation from one.
+    return fit if enough is None else Fit(fit.factors, replace(fit.outcome, enough=enough, needed=None))
 
 
-def change_of(site: Site, choice: Choice) -> Change:
-    return Change(
-        name=site.name,
-        scheme=choice.scheme,
-        ranks=choice.ranks,
-        geometry=site.geometry,
-        batch_norm=site.batch_norm,
-    )
+def _holdout(run: Run, layer: LayerState, rows: int, *, alike: bool) -> Parts | None:
+    """Which samples are held out. None for a layer that runs on several maps: its rows are in their order, not in that
+    of the images. ``alike``: whether every image has equally many rows."""
+    return None if layer.site.calls > 1 else parted(rows, run.streams.images, alike=alike)
+
+
+def split_filters(run: Run, layers: Layers, splits: dict[str, TwoStep]) -> None:
+    """Split the filters of the layers whose form wants that: ``splits`` of the main process, as another machine may
+    round its eigenvectors elsewhere. Forms may improve theirs by what their layers see."""
+    shared: dict[str, TwoStep] | None = None
+    if run.streams.team.lead:
+        shared = {**splits, **_improved(run, layers, splits)}
+    for name, split in run.streams.team.share(shared).items():
+        layers[name].split_into(split, free=run.options.free_filters)
+
+
+def _improved(run: Run, layers: Layers, splits: dict[str, TwoStep]) -> dict[str, TwoStep]:
+    """Those of layers that an earlier process has solved are left out. One pass of IMAGES images.
+
+    Images that are held out later, to judge a layer's fit by, are among them: white patches are beside these, and who
+    judges does so with the second half fitted anew.
+    """
+    known = {} if run.work is None else run.work.solved(run.streams.device)
+    forms = {name: layers[name].choice.form for name in splits}  # type: ignore[union-attr]
+    probes: dict[str, Probe] = {
+        name: PatchProbe(layers[name].site, layers[name].dense.weight, layers[name].dense.bias)
+        for name in splits
+        if forms[name].needs_patches and name not in known
+    }
+    if not probes:
+        return {}
+    images, found = drawn(run.streams, IMAGES), {}
+    with run.streams.reporter.stage("fitting splits", len(images) + len(probes)) as stage:
+        seen = collected(run.streams, images, probes, ROWS, stage.advance)
+        for name, probe in probes.items():
+            patches = Moments.of(seen.get(name).y)
+            seen.drop(name)
+            found[name] = forms[name].improved(splits[name], probe.weight, patches)
+            stage.advance()
+    seen.close()
+    return found

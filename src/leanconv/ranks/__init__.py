@@ -1,6 +1,6 @@
 """Choosing the ranks of every site under a budget of multiply-accumulates. Numbers in, a plan out."""
 
-from leanconv.ranks.candidates import Candidate, Choice, Plan
+from leanconv.ranks.candidates import Candidate
 from leanconv.ranks.manual import by_hand
 from leanconv.ranks.merging import Pairs, active, macs_after, reachable, select_merged
 from leanconv.ranks.saved_spectra import KeptSpectra
@@ -8,10 +8,8 @@ from leanconv.ranks.select import log_energy, select
 
 __all__ = [
     "Candidate",
-    "Choice",
     "KeptSpectra",
     "Pairs",
-    "Plan",
     "active",
     "by_hand",
     "log_energy",

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from leanconv.ranks.candidates import Candidate, Choice
+from leanconv.forms import RESPONSES, Axis, Choice
+from leanconv.ranks.candidates import Candidate
 from leanconv.ranks.select import Merit
 
 # Changes under this are rounding; a layer the output does not depend on has no others. No curve goes beyond the latter.
@@ -27,12 +28,13 @@ Points = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Felt:
+class LayerSensitivity:
     """Of one layer. ``output``: (share of the responses' energy lost, relative change of the output in length);
-    ``splits``: (share of the filters' energy lost, share of the responses' energy lost) at some d''."""
+    ``splits``: for each axis of the filters, (share of the filters' energy lost, share of the responses' energy lost)
+    at some ranks."""
 
     output: Points
-    splits: Points = ()
+    splits: Mapping[Axis, Points] = field(default_factory=dict)
 
 
 class Curve:
@@ -85,17 +87,17 @@ def isotonic(values: list[float]) -> list[float]:
     return [value for value, count in blocks for _ in range(count)]
 
 
-def allowed(felt: Mapping[str, Felt]) -> dict[str, float]:
+def allowed(measured: Mapping[str, LayerSensitivity]) -> dict[str, float]:
     """What each layer alone may lose of its responses' energy for one and the same change of the output; what is usual
     where nothing was measured, as of a layer whose responses never vary."""
     # The energy of a small change goes through in proportion.
-    measured = {name: one.output for name, one in felt.items() if any(loss > 0 for loss, _ in one.output)}
-    curves = {name: Curve(points, 0.5) for name, points in measured.items()}
+    known = {name: one.output for name, one in measured.items() if any(loss > 0 for loss, _ in one.output)}
+    curves = {name: Curve(points, 0.5) for name, points in known.items()}
     usual = statistics.median(curve(USUAL) for curve in curves.values()) if curves else 0.0
-    return {name: curves[name].reaches(usual) if name in curves else USUAL for name in felt}
+    return {name: curves[name].reaches(usual) if name in curves else USUAL for name in measured}
 
 
-def least_change(felt: Mapping[str, Felt], *, refits: bool) -> Merit:
+def least_change(measured: Mapping[str, LayerSensitivity], *, refits: bool) -> Merit:
     """What ``select`` is to make largest in sum: minus the losses of all layers, each in the unit of its own.
 
     Losses are added, not the changes they bring about alone: small ones go through the layers behind them as energies,
@@ -106,9 +108,11 @@ def least_change(felt: Mapping[str, Felt], *, refits: bool) -> Merit:
 
     ``refits``: a layer in factors is fitted to the input it will have, and one that stays whole is not.
     """
-    units = {name: math.sqrt(loss) for name, loss in allowed(felt).items()}
-    # Where no split was looked at, as if responses lost what filters lose.
-    splits = {name: Curve(one.splits or ((1.0, 1.0),), 1.0) for name, one in felt.items()}
+    units = {name: math.sqrt(loss) for name, loss in allowed(measured).items()}
+    splits = {
+        name: {axis: Curve(points, 1.0) for axis, points in one.splits.items() if points}
+        for name, one in measured.items()
+    }
 
     def merit(candidate: Candidate, choice: Choice | None) -> float:
         if choice is None:
@@ -118,11 +122,13 @@ def least_change(felt: Mapping[str, Felt], *, refits: bool) -> Merit:
     return merit
 
 
-def lost(candidate: Candidate, choice: Choice, splits: Curve) -> float:
-    """Share of the energy of the responses."""
-    found = 0.0
-    if choice.scheme != "spatial" and candidate.channel is not None:
-        found += 1.0 - candidate.channel.kept[choice.ranks[-1]]
-    if choice.scheme != "channel" and candidate.spatial is not None:
-        found += splits(1.0 - candidate.spatial.kept[choice.ranks[0]])
-    return found
+def lost(candidate: Candidate, choice: Choice, splits: Mapping[Axis, Curve]) -> float:
+    """Share of the energy of the responses. Where no split was looked at, as if responses lost what filters lose."""
+    total = 0.0
+    for axis, kept in candidate.kept(choice).items():
+        if candidate.spectrum(axis) is not None:
+            total += 1.0 - kept if axis is RESPONSES else splits.get(axis, AS_FILTERS)(1.0 - kept)
+    return total
+
+
+AS_FILTERS = Curve(((1.0, 1.0),), 1.0)

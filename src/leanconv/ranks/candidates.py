@@ -1,23 +1,15 @@
-"""What rank selection knows of a site, and what it answers."""
+"""What rank selection knows of a layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 
-from leanconv.network.layers.geometry import Cost, Geometry, Scheme
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How one site is factorised: (d',) for channel, (d'',) for spatial, (d'', d') for 3d."""
-
-    scheme: Scheme
-    ranks: tuple[int, ...]
-
-
-# A site without an entry stays dense.
-Plan = dict[str, Choice]
+from leanconv.forms import RESPONSES, Axis, Choice
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry
 
 
 class Energies:
@@ -37,26 +29,30 @@ class Energies:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A site that may be factorised. ``channel`` are response eigenvalues, ``spatial`` squared singular values of
-    the filter matrix (only where the filters are k x k)."""
+    """A layer that may be replaced. ``spectra``: the energies along each axis it can be cut on, by the axis' name; none
+    where they were not measured."""
 
     name: str
     geometry: Geometry
     cost: Cost
-    channel: Energies | None = None
-    spatial: Energies | None = None
+    spectra: Mapping[str, Energies] = field(default_factory=dict)
 
     def macs(self, choice: Choice | None) -> int:
-        if choice is None:
-            return self.cost.dense
-        if choice.scheme == "channel":
-            return self.cost.channel(choice.ranks[0])
-        if choice.scheme == "spatial":
-            return self.cost.spatial(choice.ranks[0])
-        return self.cost.both(choice.ranks[0], choice.ranks[1])
+        return self.cost.dense if choice is None else choice.form.macs(self.cost, choice.ranks)
+
+    def spectrum(self, axis: Axis) -> Energies | None:
+        return self.spectra.get(axis.name)
+
+    def kept(self, choice: Choice) -> dict[Axis, float]:
+        """Energy kept along every axis the choice cuts, the responses first."""
+        cut = zip(choice.form.axes, choice.ranks, strict=True)
+        found = {axis: spectrum.kept[rank] if (spectrum := self.spectrum(axis)) else 1.0 for axis, rank in cut}
+        return dict(sorted(found.items(), key=lambda item: item[0] is not RESPONSES))
 
     def energy(self, choice: Choice) -> float:
-        """Energy kept: of the responses, except for the spatial scheme, where it is of the filters."""
-        if choice.scheme == "spatial":
-            return self.spatial.kept[choice.ranks[0]] if self.spatial else 1.0
-        return self.channel.kept[choice.ranks[-1]] if self.channel else 1.0
+        """Energy kept: of the responses, or of the filters where a form cuts only these."""
+        return next(iter(self.kept(choice).values()), 1.0)
+
+    def log_energy(self, choice: Choice) -> float:
+        """Of the energies along all axes together."""
+        return math.log(max(math.prod(self.kept(choice).values()), 1e-300))

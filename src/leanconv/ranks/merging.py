@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from leanconv.errors import LeanconvError
-from leanconv.network.layers.geometry import Scheme
-from leanconv.ranks.candidates import Candidate, Plan
-from leanconv.ranks.select import WINDOW, Merit, Method, cheapest, log_energy, select
+from leanconv.forms import Choices, Scheme
+from leanconv.ranks.candidates import Candidate
+from leanconv.ranks.select import WINDOW, Merit, Search, cheapest, log_energy, select
 
 # (giver, taker): the giver's 1 x 1 factor can be taken into the taker's filters.
 Pairs = list[tuple[str, str]]
 
 
-def active(plan: Plan, pairs: Pairs) -> Pairs:
+def active(plan: Choices, pairs: Pairs) -> Pairs:
     """The pairs that have something to hand on: the giver is factorised and ends in 1 x 1 filters."""
-    return [pair for pair in pairs if pair[0] in plan and plan[pair[0]].scheme != "spatial"]
+    return [pair for pair in pairs if pair[0] in plan and plan[pair[0]].form.pointwise_end]
 
 
-def macs_after(candidates: dict[str, Candidate], plan: Plan, pairs: Pairs) -> dict[str, int]:
+def macs_after(candidates: dict[str, Candidate], plan: Choices, pairs: Pairs) -> dict[str, int]:
     """MACs of every candidate once the ``pairs``, all active, are merged."""
     macs = {name: candidate.macs(plan.get(name)) for name, candidate in candidates.items()}
     for giver, taker in pairs:
@@ -24,7 +24,8 @@ def macs_after(candidates: dict[str, Candidate], plan: Plan, pairs: Pairs) -> di
         given, taken = candidates[giver], candidates[taker]
         macs[giver] -= rank * given.cost.expand
         # The taker's first filters, all of them or those of its factor, see ``rank`` channels instead of d.
-        first = taken.cost.dense if taker not in plan else plan[taker].ranks[0] * taken.cost.reduce
+        choice = plan.get(taker)
+        first = taken.cost.dense if choice is None else choice.form.first_macs(taken.cost, choice.ranks)
         macs[taker] -= first // taken.geometry.in_channels * (taken.geometry.in_channels - rank)
     return macs
 
@@ -52,9 +53,9 @@ def select_merged(
     fixed: int,
     speedup: float,
     scheme: Scheme,
-    method: Method,
+    search: Search,
     merit: Merit = log_energy,
-) -> tuple[Plan, Pairs]:
+) -> tuple[Choices, Pairs]:
     """A plan that meets ``speedup`` to within two percent with what merging saves counted, and the pairs to merge.
 
     What is saved depends on the plan and the plan on what is saved, so the two are found in turn. Where that does
@@ -63,8 +64,8 @@ def select_merged(
     by_name = {candidate.name: candidate for candidate in candidates}
     before = fixed + sum(candidate.cost.dense for candidate in candidates)
 
-    def choose(saved: int) -> Plan:
-        return select(candidates, fixed=fixed, saved=saved, speedup=speedup, scheme=scheme, method=method, merit=merit)
+    def choose(saved: int) -> Choices:
+        return select(candidates, fixed=fixed, saved=saved, speedup=speedup, scheme=scheme, search=search, merit=merit)
 
     refused: LeanconvError | None = None
     saved, plain = 0, None

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from leanconv.network.layers.geometry import Cost, Geometry, Scheme
-from leanconv.ranks.candidates import Candidate, Energies, Plan
+from leanconv.forms import FORMS, Choices, Scheme, as_scheme
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry
+from leanconv.ranks.candidates import Candidate, Energies
 from leanconv.ranks.merging import Pairs, reachable, select_merged
 
 FORMAT = "leanconv-spectra"
 VERSION = 1
+# Every axis there is; older files lack some of them.
+AXES = tuple(dict.fromkeys(axis.name for form in FORMS.values() for axis in form.axes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +32,7 @@ class KeptSpectra:
         """The largest speed-up there is."""
         return reachable(list(self.candidates), self.pairs, fixed=self.fixed, scheme=self.scheme)
 
-    def select(self, speedup: float) -> tuple[Plan, Pairs]:
+    def select(self, speedup: float) -> tuple[Choices, Pairs]:
         """What ``ranks="energy"`` gives for another ``speedup``: the plan, and the pairs to merge."""
         return select_merged(
             list(self.candidates),
@@ -36,14 +40,14 @@ class KeptSpectra:
             fixed=self.fixed,
             speedup=speedup,
             scheme=self.scheme,
-            method="energy",
+            search="greedy",
         )
 
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "version": VERSION,
-            "scheme": self.scheme,
+            "scheme": self.scheme.name,
             "fixed": self.fixed,
             "pairs": [list(pair) for pair in self.pairs],
             "counted": self.counted,
@@ -52,8 +56,7 @@ class KeptSpectra:
                     "name": one.name,
                     "geometry": one.geometry.to_json(),
                     "cost": asdict(one.cost),
-                    "channel": None if one.channel is None else one.channel.values,
-                    "spatial": None if one.spatial is None else one.spatial.values,
+                    **{name: None if name not in one.spectra else one.spectra[name].values for name in AXES},
                 }
                 for one in self.candidates
             ],
@@ -64,7 +67,7 @@ class KeptSpectra:
         if data["format"] != FORMAT or data["version"] != VERSION:
             raise ValueError(f"version {data['version']}")
         return cls(
-            scheme=data["scheme"],
+            scheme=as_scheme(data["scheme"]),
             fixed=data["fixed"],
             pairs=[(giver, taker) for giver, taker in data["pairs"]],
             counted=dict(data["counted"]),
@@ -73,8 +76,7 @@ class KeptSpectra:
                     name=layer["name"],
                     geometry=Geometry.from_json(layer["geometry"]),
                     cost=Cost(**layer["cost"]),
-                    channel=None if layer["channel"] is None else Energies(layer["channel"]),
-                    spatial=None if layer["spatial"] is None else Energies(layer["spatial"]),
+                    spectra={name: Energies(layer[name]) for name in AXES if layer.get(name) is not None},
                 )
                 for layer in data["layers"]
             ),

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from leanconv.errors import LeanconvError
-from leanconv.network.layers.geometry import Scheme
-from leanconv.ranks.candidates import Candidate, Choice, Energies, Plan
-from leanconv.ranks.portable_log import log
+from leanconv.forms import RESPONSES, Choice, Choices, Form, Scheme
+from leanconv.ranks.candidates import Candidate, Energies
 from leanconv.ranks.search_dynamic import Options, best_in_window
 from leanconv.ranks.search_greedy import Ladder, Ranks, fill, greedy, total, uniform
 from leanconv.ranks.search_lagrangian import best_under
@@ -22,7 +21,9 @@ WINDOW = 1.02
 # on k x k filters it is the better of the two.
 POINTWISE = 0.1
 
-Method = Literal["uniform", "energy", "sensitivity"]
+# How ranks are searched: "greedy" drops eigenvalues one by one, "uniform" gives every layer the same speed-up, "forms"
+# looks for the form and ranks of every layer with the largest sum of merits.
+Search = Literal["greedy", "uniform", "forms"]
 
 # A way to treat a layer (None: dense), its cost and its merit.
 Option = tuple[Choice | None, int, float]
@@ -32,12 +33,7 @@ Merit = Callable[[Candidate, Choice | None], float]
 
 def log_energy(candidate: Candidate, choice: Choice | None) -> float:
     """Of the responses and the filters."""
-    if choice is None:
-        return 0.0
-    kept = candidate.energy(choice)
-    if choice.scheme == "3d" and candidate.spatial:
-        kept *= candidate.spatial.kept[choice.ranks[0]]
-    return log(max(kept, 1e-300))
+    return 0.0 if choice is None else candidate.log_energy(choice)
 
 
 def select(
@@ -46,10 +42,10 @@ def select(
     fixed: int,
     speedup: float,
     scheme: Scheme,
-    method: Method,
+    search: Search,
     saved: int = 0,
     merit: Merit = log_energy,
-) -> Plan:
+) -> Choices:
     """A plan with ``speedup <= before / after < 1.02 speedup``.
 
     ``fixed`` is the cost of the layers that are counted but not candidates, ``saved`` what will be saved besides by
@@ -61,25 +57,25 @@ def select(
     most = before / (fixed + sum(candidate.macs(cheapest(candidate, scheme)) for candidate in candidates))
     if most <= 1.005:
         raise LeanconvError(
-            f"speedup={speedup:g} cannot be reached: the {scheme} scheme can make no layer of this network cheaper; "
-            "use another scheme or skip fewer layers."
+            f"speedup={speedup:g} cannot be reached: the {scheme.name} scheme can make no layer of this network "
+            "cheaper; use another scheme or skip fewer layers."
         )
     if most < speedup:
         raise LeanconvError(
-            f"speedup={speedup:g} cannot be reached: with {scheme} and every rank at 1 this network gets "
+            f"speedup={speedup:g} cannot be reached: with {scheme.name} and every rank at 1 this network gets "
             f"{math.floor(100 * most + 1e-9) / 100:.2f}x; ask for at most that"
             + (", or skip fewer layers." if fixed else ".")
         )
     # The epsilon: 680 / 1.36 must be 500, not 499.
     budget = math.floor(before / speedup * (1 + 1e-12)) - fixed
-    plan: Plan | None
-    by_form = method == "energy" and scheme != "spatial" and _pointwise_share(candidates) > POINTWISE
-    if by_form or method == "sensitivity":
+    plan: Choices | None
+    many_pointwise = scheme.fitted and _pointwise_share(candidates) > POINTWISE
+    if search == "forms" or len(scheme.paired) > 1 or (search == "greedy" and many_pointwise):
         plan = _by_price(candidates, budget, scheme, merit)
-    elif scheme == "3d":
-        plan = _three_d(candidates, budget, method)
+    elif scheme.paired:
+        plan = _both_halves_alike(candidates, budget, scheme, search)
     else:
-        plan = _one_way(candidates, budget, scheme, method)
+        plan = _one_rank(candidates, budget, scheme, search)
     if plan is not None and _within(candidates, plan, fixed, before, speedup):
         return plan
     # Ranks of this network are too coarse for the selection to land in the window; look for any plan that does.
@@ -98,14 +94,14 @@ def _pointwise_share(candidates: list[Candidate]) -> float:
     return sum(c.cost.dense for c in candidates if math.prod(c.geometry.kernel) == 1) / max(total, 1)
 
 
-def _by_price(candidates: list[Candidate], budget: int, scheme: Scheme, merit: Merit) -> Plan:
+def _by_price(candidates: list[Candidate], budget: int, scheme: Scheme, merit: Merit) -> Choices:
     """Form (dense, channel, spatial, 3d) and ranks of every layer for the largest sum of merits."""
     options = [_options(candidate, scheme, merit) for candidate in candidates]
     picked = best_under([[(cost, merit) for _, cost, merit in layer] for layer in options], budget)
     return _picked(candidates, options, picked)
 
 
-def _picked(candidates: list[Candidate], options: list[list[Option]], picked: list[int]) -> Plan:
+def _picked(candidates: list[Candidate], options: list[list[Option]], picked: list[int]) -> Choices:
     chosen = [layer[number][0] for layer, number in zip(options, picked, strict=True)]
     return {c.name: choice for c, choice in zip(candidates, chosen, strict=True) if choice is not None}
 
@@ -125,105 +121,89 @@ def _too_coarse(options: list[list[Option]], fixed: int, before: int, budget: in
     )
 
 
-def _within(candidates: list[Candidate], plan: Plan, fixed: int, before: int, speedup: float) -> bool:
+def _within(candidates: list[Candidate], plan: Choices, fixed: int, before: int, speedup: float) -> bool:
     after = fixed + sum(candidate.macs(plan.get(candidate.name)) for candidate in candidates)
     return speedup <= before / after < WINDOW * speedup
 
 
 def cheapest(candidate: Candidate, scheme: Scheme) -> Choice | None:
     """The form that costs least, whatever it does to the answers; None for dense."""
-    forms = [Choice("channel", (1,))] if _has_channel(scheme) else []
-    if _has_spatial(scheme) and candidate.geometry.splits_spatially:
-        forms.append(Choice("spatial", (1,)))
-        if scheme == "3d":
-            forms.append(Choice("3d", (1, 1)))
-    return min([None, *forms], key=candidate.macs)
+    forms = scheme.applicable(candidate.geometry)
+    return min([None, *(Choice(form, (1,) * len(form.axes)) for form in forms)], key=candidate.macs)
 
 
-def _has_channel(scheme: Scheme) -> bool:
-    return scheme in ("channel", "3d")
+def _selection(search: Search) -> Callable[[list[Ladder], int], Ranks]:
+    return greedy if search == "greedy" else uniform
 
 
-def _has_spatial(scheme: Scheme) -> bool:
-    return scheme in ("spatial", "3d")
-
-
-def _selection(method: Method) -> Callable[[list[Ladder], int], Ranks]:
-    return greedy if method == "energy" else uniform
-
-
-def _one_way(candidates: list[Candidate], budget: int, scheme: Scheme, method: Method) -> Plan:
-    usable = [c for c in candidates if scheme == "channel" or c.geometry.splits_spatially]
+def _one_rank(candidates: list[Candidate], budget: int, scheme: Scheme, search: Search) -> Choices:
+    """All forms of the scheme have one rank: the first one that applies to a layer."""
+    forms = {c.name: form for c in candidates for form in scheme.applicable(c.geometry)[:1]}
+    usable = [c for c in candidates if c.name in forms]
     rest = sum(c.cost.dense for c in candidates) - sum(c.cost.dense for c in usable)
-    ladders = [_channel_ladder(c) if scheme == "channel" else _spatial_ladder(c) for c in usable]
-    ranks = _selection(method)(ladders, budget - rest)
-    ranks = fill(ladders, ranks, budget - rest, by_energy=method == "energy")
-    return {name: Choice(scheme, (rank,)) for name, rank in ranks.items() if rank is not None}
+    ladders = [_ladder(c, forms[c.name]) for c in usable]
+    ranks = _selection(search)(ladders, budget - rest)
+    ranks = fill(ladders, ranks, budget - rest, by_energy=search == "greedy")
+    return {name: Choice(forms[name], (rank,)) for name, rank in ranks.items() if rank is not None}
 
 
-def _channel_ladder(candidate: Candidate) -> Ladder:
-    limit = candidate.geometry.channel_limit
+def _ladder(candidate: Candidate, form: Form, *others: int) -> Ladder:
+    """The first rank of ``form``, with the ``others`` already chosen."""
+    limit = form.limits(candidate.geometry)[0]
+    base = form.macs(candidate.cost, (0, *others))
     return Ladder(
         name=candidate.name,
         dense=candidate.cost.dense,
-        step=candidate.cost.channel(1),
-        base=0,
-        limit=limit,
-        energies=candidate.channel or Energies([1.0] * limit),
-    )
-
-
-def _spatial_ladder(candidate: Candidate, channel_rank: int | None = None) -> Ladder:
-    """Ranks d'' of the vertical filters, alone or with d' already chosen."""
-    limit = candidate.geometry.spatial_limit
-    if channel_rank is None:
-        base, step = 0, candidate.cost.spatial(1)
-    else:
-        base = candidate.cost.both(0, channel_rank)
-        step = candidate.cost.both(1, channel_rank) - base
-    return Ladder(
-        name=candidate.name,
-        dense=candidate.cost.dense,
-        step=step,
+        step=form.macs(candidate.cost, (1, *others)) - base,
         base=base,
         limit=limit,
-        energies=candidate.spatial or Energies([1.0] * limit),
+        energies=candidate.spectrum(form.axes[0]) or Energies([1.0] * limit),
     )
 
 
-def _three_d(candidates: list[Candidate], budget: int, method: Method) -> Plan | None:
-    """Both halves contribute the same factor t; t is the smallest for which the whole meets the budget.
+def _both_halves_alike(candidates: list[Candidate], budget: int, scheme: Scheme, search: Search) -> Choices | None:
+    """One form has two ranks, that of the responses last: both halves of it contribute the same factor t; t is the
+    smallest for which the whole meets the budget.
 
-    The channel half picks every d' at speed-up t by ``method``; the spatial half gives the d' filters that result
-    a common speed-up t by their d''. With the 1 x 1 filters counted t is a little over sqrt(speedup).
+    The half of the responses picks every d' at speed-up t; the other half gives the d' filters that result a common
+    speed-up t by its own rank. With the 1 x 1 filters counted t is a little over sqrt(speedup).
     """
+    (both,) = scheme.paired
+    responses = next(form for form in scheme.forms if form.axes == (RESPONSES,))
+    other = next((form for form in scheme.forms if form.axes == both.axes[:1]), None)
     dense = sum(c.cost.dense for c in candidates)
-    least = sum(c.macs(cheapest(c, "channel")) for c in candidates)
+    least = sum(c.macs(cheapest(c, Scheme("", (responses,)))) for c in candidates)
 
-    def at(factor: float) -> tuple[list[Ladder], Ranks, Plan, int]:
-        channel_budget = max(int(dense / factor), least)
-        ladders = [_channel_ladder(c) for c in candidates]
-        channel = _selection(method)(ladders, channel_budget)
-        channel = fill(ladders, channel, channel_budget, by_energy=method == "energy")
-        spatial_ladders, spatial, fixed_plan, spent = [], {}, {}, 0
+    def split_form(rank: int | None) -> Form | None:
+        """What a layer becomes whose responses were given ``rank``, None for all of them."""
+        return both if rank is not None else other
+
+    def at(factor: float) -> tuple[list[Ladder], Ranks, Choices, int]:
+        response_budget = max(int(dense / factor), least)
+        ladders = [_ladder(c, responses) for c in candidates]
+        ranks = _selection(search)(ladders, response_budget)
+        ranks = fill(ladders, ranks, response_budget, by_energy=search == "greedy")
+        split_ladders, split, chosen, spent = [], {}, {}, 0
         for c in candidates:
-            rank = channel[c.name]
-            if not c.geometry.splits_spatially:
+            rank = ranks[c.name]
+            form = split_form(rank) if both.applies(c.geometry) else None
+            if form is None:
                 if rank is not None:
-                    fixed_plan[c.name] = Choice("channel", (rank,))
-                spent += c.macs(fixed_plan.get(c.name))
+                    chosen[c.name] = Choice(responses, (rank,))
+                spent += c.macs(chosen.get(c.name))
                 continue
-            ladder = _spatial_ladder(c, rank)
+            ladder = _ladder(c, form, *(() if rank is None else (rank,)))
             filters = c.geometry.out_channels if rank is None else rank
             share = filters * c.cost.reduce / factor  # what the k x k filters may cost
-            spatial[c.name] = ladder.settle(max(1, min(int(share / ladder.step), ladder.limit)))
-            spatial_ladders.append(ladder)
-        plan = dict(fixed_plan)
+            split[c.name] = ladder.settle(max(1, min(int(share / ladder.step), ladder.limit)))
+            split_ladders.append(ladder)
+        plan = dict(chosen)
         for c in candidates:
-            if (d2 := spatial.get(c.name)) is not None:
-                rank = channel[c.name]
-                plan[c.name] = Choice("spatial", (d2,)) if rank is None else Choice("3d", (d2, rank))
-        return spatial_ladders, spatial, plan, spent
+            if (first := split.get(c.name)) is not None:
+                rank, form = ranks[c.name], split_form(ranks[c.name])
+                assert form is not None
+                plan[c.name] = Choice(form, (first,) if rank is None else (first, rank))
+        return split_ladders, split, plan, spent
 
     def spent_at(factor: float) -> int:
         plan = at(factor)[2]
@@ -237,41 +217,24 @@ def _three_d(candidates: list[Candidate], budget: int, method: Method) -> Plan |
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if spent_at(middle) <= budget else (middle, high)
-    ladders, spatial, plan, spent = at(high)
-    # What rounding left over goes to the vertical filters, the finest steps there are.
-    spatial = fill(ladders, spatial, budget - spent, by_energy=False)
-    for name, d2 in spatial.items():
+    ladders, split, plan, spent = at(high)
+    # What rounding left over goes to the first factors, the finest steps there are.
+    split = fill(ladders, split, budget - spent, by_energy=False)
+    for name, first in split.items():
         old = plan.pop(name, None)
-        if d2 is not None and old is not None:
-            plan[name] = Choice(old.scheme, (d2, *old.ranks[1:]))
-    assert total(ladders, spatial) + spent <= budget
+        if first is not None and old is not None:
+            plan[name] = Choice(old.form, (first, *old.ranks[1:]))
+    assert total(ladders, split) + spent <= budget
     return plan
 
 
 def _options(candidate: Candidate, scheme: Scheme, merit: Merit) -> list[Option]:
     """Every way to treat a layer that costs less than leaving it dense."""
-    g = candidate.geometry
-    choices: list[Choice] = []
-    if _has_channel(scheme):
-        choices += [Choice("channel", (rank,)) for rank in _some(g.channel_limit, 512)]
-    if _has_spatial(scheme) and g.splits_spatially:
-        choices += [Choice("spatial", (rank,)) for rank in _some(g.spatial_limit, 512)]
-        if scheme == "3d":
-            # All pairs where the layer is small enough for its ranks to be coarse, an even grid where it is not.
-            most = 512 if g.spatial_limit * g.channel_limit <= 4000 else 40
-            choices += [
-                Choice("3d", (d2, d1)) for d2 in _some(g.spatial_limit, most) for d1 in _some(g.channel_limit, most)
-            ]
+    forms = scheme.applicable(candidate.geometry)
+    choices = [Choice(form, ranks) for form in forms for ranks in form.grid(candidate.geometry)]
     options: list[Option] = [(None, candidate.cost.dense, merit(candidate, None))]
     for choice in choices:
         macs = candidate.macs(choice)
         if macs < candidate.cost.dense:
             options.append((choice, macs, merit(candidate, choice)))
     return options
-
-
-def _some(limit: int, most: int) -> list[int]:
-    """Ranks 1 .. limit, all or an even selection of them."""
-    if limit <= most:
-        return list(range(1, limit + 1))
-    return sorted({1 + round(i * (limit - 1) / (most - 1)) for i in range(most)})

@@ -1,4 +1,4 @@
-"""What ranks are chosen by: the spectra of every site's responses and filters."""
+"""What ranks are chosen by: the spectra of every layer's responses and filters."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ import torch
 from leanconv.calibrate.probes import Probe, Responses
 from leanconv.calibrate.samples import Samples
 from leanconv.errors import LeanconvError
-from leanconv.forms.fit import channel_spectrum
-from leanconv.network.layers.geometry import Scheme
+from leanconv.forms import RESPONSES, Axis, Choice, Scheme
+from leanconv.forms.fit import response_spectrum
 from leanconv.network.sites import Survey
-from leanconv.ranks import KeptSpectra, Pairs
 from leanconv.ranks.candidates import Candidate, Energies
-from leanconv.solve import SpatialBasis, SpatialFactors, spatial_basis
-from leanconv.storage.workdir import Workdir
+from leanconv.ranks.merging import Pairs
+from leanconv.ranks.saved_spectra import KeptSpectra
+from leanconv.solve import FilterBasis, TwoStep
+
+# Energies by layer and axis name.
+Known = dict[str, dict[str, list[float]]]
 
 
 class Spectra:
-    """Candidates for ranks, from the original's filters (``dense``) and its sampled responses (``targets``). What a
-    ``work`` folder has of an earlier run is not computed again."""
+    """Candidates for ranks, from the original's filters (``dense``) and its sampled responses (``targets``)."""
 
-    def __init__(self, dense: dict[str, Probe], targets: Samples, scheme: Scheme, work: Workdir | None):
-        self.dense, self.targets = dense, targets
-        self._scheme, self._work = scheme, work
-        self._bases: dict[str, SpatialBasis] = {}
+    def __init__(self, dense: dict[str, Probe], targets: Samples, scheme: Scheme):
+        self.dense, self.targets, self.scheme = dense, targets, scheme
+        self._bases: dict[tuple[str, Axis], FilterBasis] = {}
         self.candidates: dict[str, Candidate] = {
             name: Candidate(name=name, geometry=probe.site.geometry, cost=probe.site.cost)
             for name, probe in dense.items()
         }
 
-    def measure(self, step: Callable[[], None]) -> None:
-        """``step`` is called for every layer."""
-        known = {} if self._work is None else self._work.spectra()
+    def measure(self, known: Known, step: Callable[[], None]) -> bool:
+        """Fill ``known`` and the candidates; what is known is not computed again. Whether anything was. ``step`` is
+        called for every layer."""
         before = sum(len(found) for found in known.values())
         for name, probe in self.dense.items():
             site, found = probe.site, known.setdefault(name, {})
-            spatial = self._scheme != "channel" and site.geometry.splits_spatially
-            if spatial and "spatial" not in found:
-                found["spatial"] = self._basis(name).values.tolist()
-            if "channel" not in found:
+            axes = dict.fromkeys(axis for form in self.scheme.applicable(site.geometry) for axis in form.axes)
+            for axis in axes:
+                if axis.basis is not None and axis.name not in found:
+                    found[axis.name] = self._basis(name, axis).values.tolist()
+            if RESPONSES.name not in found:
                 responses = self.targets.get(name)
                 check_sound(name, responses)
-                if self._scheme != "spatial":
-                    found["channel"] = channel_spectrum(probe, responses).tolist()
+                if RESPONSES in axes:
+                    found[RESPONSES.name] = response_spectrum(probe, responses).tolist()
             self.candidates[name] = Candidate(
                 name=name,
                 geometry=site.geometry,
                 cost=site.cost,
-                channel=Energies(found["channel"]) if self._scheme != "spatial" else None,
-                spatial=Energies(found["spatial"]) if spatial else None,
+                spectra={axis.name: Energies(found[axis.name]) for axis in axes},
             )
             step()
-        if self._work is not None and sum(len(found) for found in known.values()) > before:
-            self._work.keep_spectra(known)
+        return sum(len(found) for found in known.values()) > before
 
     def kept(self, pairs: Pairs, survey: Survey) -> KeptSpectra:
         """For the result, once ``measure`` is done."""
@@ -62,20 +62,26 @@ class Spectra:
         for layer in survey.layers:
             counted[layer.name] = counted.get(layer.name, 0) + layer.macs
         return KeptSpectra(
-            scheme=self._scheme,
+            scheme=self.scheme,
             candidates=tuple(self.candidates.values()),
             pairs=[pair for pair in pairs if set(pair) <= set(self.candidates)],
             fixed=survey.macs - sum(one.cost.dense for one in self.candidates.values()),
             counted=counted,
         )
 
-    def split(self, name: str, rank: int) -> SpatialFactors:
-        return self._basis(name).split(rank)
+    def split_of(self, name: str, choice: Choice) -> TwoStep | None:
+        """The two factors that the layer's filters become before anything is fitted; None for a form without."""
+        axis = choice.form.split_axis
+        return None if axis is None else self.split(name, axis, choice.ranks[choice.form.axes.index(axis)])
 
-    def _basis(self, name: str) -> SpatialBasis:
-        if name not in self._bases:
-            self._bases[name] = spatial_basis(self.dense[name].weight)
-        return self._bases[name]
+    def split(self, name: str, axis: Axis, rank: int) -> TwoStep:
+        return self._basis(name, axis).split(rank)
+
+    def _basis(self, name: str, axis: Axis) -> FilterBasis:
+        if (name, axis) not in self._bases:
+            assert axis.basis is not None
+            self._bases[name, axis] = axis.basis(self.dense[name].weight)
+        return self._bases[name, axis]
 
 
 def check_sound(name: str, responses: Responses) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from leanconv.errors import LeanconvError
-from leanconv.network.replace import Change
+from leanconv.forms.replace import Change
 from leanconv.ranks import KeptSpectra
 from leanconv.report.measured import Accuracy, Times, accuracy_of, times_of
 from leanconv.report.repeat import at_another_speedup, original_of, repeat, weights_of
@@ -132,7 +132,9 @@ def _accelerated(layer: dict[str, Any], change: Change, spectra: KeptSpectra | N
         "merged": (g.in_channels,),
     }[scheme]
     candidates = {} if spectra is None else {one.name: one for one in spectra.candidates}
-    filters = candidates[layer["name"]].spatial if scheme == "3d" and layer["name"] in candidates else None
+    filters = (
+        candidates[layer["name"]].spectra.get("spatial") if scheme == "3d" and layer["name"] in candidates else None
+    )
     return LayerFacts(
         name=layer["name"],
         macs_before=layer["macs_before"],

@@ -7,8 +7,7 @@ from pathlib import Path
 from leanconv.errors import LeanconvError
 from leanconv.report.facts import facts_of
 from leanconv.report.page import MARK, page, plotly_js
-from leanconv.system.atomic_files import cannot_write, check_name, check_parent, folders_of, is_taken
-from leanconv.system.text_files import write_whole
+from leanconv.system.atomic_files import cannot_write, check_name, check_parent, folders_of, is_taken, write_whole
 
 REPORT = "report.html"
 

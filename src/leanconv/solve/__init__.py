@@ -17,10 +17,12 @@ from leanconv.solve.response_space import ResponseSpace
 from leanconv.solve.sample_size import Enough, Regression, enough, thinned
 from leanconv.solve.spatial_als import swept
 from leanconv.solve.spatial_svd import SpatialBasis, SpatialFactors, spatial_basis
+from leanconv.solve.two_step import FilterBasis, TwoStep
 
 __all__ = [
     "Activation",
     "Enough",
+    "FilterBasis",
     "Gap",
     "LowRank",
     "Moments",
@@ -30,6 +32,7 @@ __all__ = [
     "ResponseSpace",
     "SpatialBasis",
     "SpatialFactors",
+    "TwoStep",
     "activation",
     "enough",
     "nonlinear",

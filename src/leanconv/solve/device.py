@@ -1,9 +1,6 @@
-"""What a GPU is spared: products more exact than they need be, and waiting for numbers to be read."""
+"""A number of a GPU, read without waiting for what it does next."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -25,23 +22,3 @@ class Number:
         if self._event is not None:
             self._event.synchronize()
         return float(self._value)
-
-
-@contextmanager
-def quick_products(device: torch.device) -> Iterator[None]:
-    """A GPU's float32 matrix products in TF32, ten bits of mantissa and several times faster.
-
-    For the inner loop of the solver only: what is measured and what is inverted is computed exactly.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    # torch refuses its older names once a program has used the newer one; torch 2.8 has only the older.
-    flags = torch.backends.cuda.matmul
-    name, quick = ("fp32_precision", "tf32") if hasattr(flags, "fp32_precision") else ("allow_tf32", True)
-    before = getattr(flags, name)
-    setattr(flags, name, quick)
-    try:
-        yield
-    finally:
-        setattr(flags, name, before)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from leanconv.solve.activations import Activation
-from leanconv.solve.device import Number, quick_products
+from leanconv.solve.device import Number
 from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import chunks
 from leanconv.solve.reduced_rank import Regressor, leading_subspace, linear
 from leanconv.solve.response_space import ResponseSpace
 from leanconv.solve.sums import Sums
+from leanconv.system.precision import quick_products
 
 # (lambda, iterations): the paper's continuation.
 SCHEDULE = ((0.01, 25), (1.0, 25))

@@ -10,7 +10,8 @@ from leanconv.solve.spatial_svd import SpatialFactors
 
 # Beside the patches there were, white ones of this share of their mean variance. Of white patches alone the split by
 # singular values is the best there is; without them directions the patches do not show would be fitted to noise. Of
-# 0.01, 0.1 and 1 the last two lose equally little of the responses to pictures held out (benchmarks/splits.py).
+# 0.01, 0.1 and 1 the last two lose equally little of the responses to pictures that were held out
+# (benchmarks/ablation/splits.py).
 WHITE = 0.1
 
 # Of conjugate gradients, for the vertical half. The split it begins with is near, and the next turn goes on from here.

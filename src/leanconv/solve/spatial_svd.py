@@ -19,6 +19,18 @@ class SpatialFactors:
         """The d x c x kh x kw filters the pair is equal to."""
         return torch.einsum("rci,drj->dcij", self.vertical[..., 0], self.horizontal[:, :, 0])
 
+    @property
+    def first(self) -> Tensor:
+        return self.vertical
+
+    @property
+    def second(self) -> Tensor:
+        return self.horizontal
+
+    def seen(self, patches: Tensor) -> Tensor:
+        """What the horizontal filters see of ``patches`` (n x c x kh x kw): n x (rank kw)."""
+        return torch.einsum("ncij,rci->nrj", patches, self.vertical[..., 0]).flatten(1)
+
 
 @dataclass(frozen=True)
 class SpatialBasis:

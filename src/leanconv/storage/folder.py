@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from leanconv._version import __version__
 from leanconv.config import Options
 from leanconv.errors import LeanconvError, listing
-from leanconv.network.replace import Change, replace
+from leanconv.forms.replace import Change, replace
 from leanconv.network.source import Source, build
 from leanconv.network.user_model import copied
 from leanconv.ranks import KeptSpectra

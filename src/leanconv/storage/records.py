@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leanconv.errors import LeanconvError
-from leanconv.system.text_files import write_whole
+from leanconv.system.atomic_files import write_whole
 
 Record = Literal["bench", "evaluation"]
 # The command that writes a record again.

@@ -3,7 +3,8 @@
     leanconv-work.json    the arguments, and whether the run is finished
     statistics/           sampled responses of the original network, raw numbers, and what they are
     spectra.json          what ranks are chosen by
-    sensitivity.json      and what the output feels of every layer, with ranks="sensitivity"
+    sensitivity.json      what every layer does to the output, with ranks="sensitivity"
+    plan.json             the plan found by timing, with ranks="latency"
     solved/               a safetensors file a site, in the order they were solved
     distilling/           the state of the training with refine="distill"
 
@@ -36,7 +37,8 @@ from leanconv.config import Options
 from leanconv.errors import LeanconvError
 from leanconv.forms.fit import Fit, Outcome
 from leanconv.network.function_trace import tensors
-from leanconv.network.replace import Factors
+from leanconv.network.layers.modules import Factors
+from leanconv.system.atomic_files import flush, replaced
 from leanconv.system.folder_lock import lock_folder
 
 log = logging.getLogger("leanconv")
@@ -45,11 +47,15 @@ FORMAT = "leanconv-work"
 VERSION = 1
 STATE, SAMPLES, FACTS = "leanconv-work.json", "statistics", "statistics/facts.json"
 SPECTRA, SENSITIVITY, SOLVED, DISTILLING = "spectra.json", "sensitivity.json", "solved", "distilling"
+PLAN = "plan.json"
 PART = ".part"  # the end of the name of what is being written
 OLD = ".old"  # and of what is being removed
 REMOVED = (SAMPLES, SPECTRA, SENSITIVITY, SOLVED, DISTILLING)
 # All that may be so called.
-OWN = (STATE, SAMPLES, SPECTRA, SENSITIVITY, *(f"{name}{OLD}" for name in REMOVED))
+OWN = (STATE, SAMPLES, SPECTRA, SENSITIVITY, PLAN, *(f"{name}{OLD}" for name in REMOVED))
+
+# What was measured: the file and its key.
+NOTES = {"spectra": (SPECTRA, "spectra"), "sensitivity": (SENSITIVITY, "layers"), "plan": (PLAN, "plan")}
 
 # Arguments the statistics depend on.
 BASIS = ("model", "images", "all images", "device", "samples", "seed", "leanconv", "torch")
@@ -79,38 +85,58 @@ class Workdir:
         os.close(self._lock)
 
     def begin(self, given: dict[str, Any], options: Options) -> None:
-        """Start a run of these arguments or go on with it; refuse, by name, what does not go with what is here."""
-        wanted = {**given, "leanconv": __version__, "torch": torch.__version__, **options.to_json()}
-        run = {key: value for key, value in wanted.items() if key not in BASIS}
-        # What a solved layer depends on: distillation comes behind. Ranks found by timing are others every time.
-        solving = run if options.target is not None else {**run, "refine": options.closed_form, "steps": None}
-        basis = {key: wanted[key] for key in BASIS}
+        """Take what is here for statistics of these images and this network, or refuse, by name, what does not go with
+        it."""
+        facts = {**given, "leanconv": __version__, "torch": torch.__version__, **options.to_json()}
+        basis = {key: facts[key] for key in BASIS}
         known = self._load(STATE)
         if known is not None:
-            for part in ("run", "solving"):  # of a folder from before there were steps, and sweeps
-                known[part] = {"steps": None, "sweeps": 0, **known.get(part, {})}
-            known["basis"] = {"all images": True, **known["basis"]}  # of one from before any were put aside
-            other = basis["all images"] != known["basis"]["all images"]
-            self._compare({**basis, "all images": known["basis"]["all images"]}, known["basis"], "statistics of a run")
-            if known["finished"] and run != known["run"]:
-                self._remove(DISTILLING)
-                if solving != known.get("solving"):
-                    self._remove(SOLVED)
-            else:
-                self._compare(run, known["run"], "an unfinished run")
-            if other:  # distilled from few images, or not: nothing that was measured serves both
+            known["basis"] = {"all images": True, **known["basis"]}  # of a folder from before any were put aside
+            same_images = {**basis, "all images": known["basis"]["all images"]}
+            self._compare(same_images, known["basis"], "statistics of a run")
+            if basis != known["basis"]:  # distilled from few images, or not: nothing that was measured serves both
+                if not known["finished"]:
+                    self._compare(self._arguments(options)[0], self._completed(known)["run"], "an unfinished run")
                 log.warning(
                     "workdir=%r holds what was measured on another part of these images than refine=%r fits so few of "
                     "them with: it is measured anew, in place of that. A folder for each would keep both.",
                     str(self.folder),
-                    wanted["refine"],
+                    options.refine,
                 )
                 for part in (DISTILLING, SOLVED, SENSITIVITY, SPECTRA, SAMPLES):
                     self._remove(part)
                 known = None
-        finished = known is not None and known["finished"] and run == known["run"]
-        self._state = {"basis": basis, "run": run, "solving": solving, "finished": finished}
+        self._state = {"basis": basis, "run": None, "solving": None, "finished": False} if known is None else known
+        self._state["basis"] = basis
         self._store(STATE, self._state)
+
+    def begin_run(self, options: Options) -> None:
+        """Start a run of these arguments or go on with it; refuse, by name, what does not go with an unfinished one."""
+        run, solving = self._arguments(options)
+        known = self._completed(self._state)
+        if known["run"] is not None and run != known["run"]:
+            if not known["finished"]:
+                self._compare(run, known["run"], "an unfinished run")
+            self._remove(DISTILLING)
+            if solving != known["solving"]:
+                self._remove(SOLVED)
+        finished = known["finished"] and run == known["run"]
+        self._state = {"basis": known["basis"], "run": run, "solving": solving, "finished": finished}
+        self._store(STATE, self._state)
+
+    def _arguments(self, options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All that a run was asked for, and what a solved layer depends on: distillation comes behind, and ranks found
+        by timing are others every time."""
+        run = {key: value for key, value in options.to_json().items() if key not in BASIS}
+        timed = options.target is not None
+        return run, run if timed else {**run, "refine": options.closed_form, "steps": None}
+
+    def _completed(self, known: dict[str, Any]) -> dict[str, Any]:
+        """With the arguments that older folders lack."""
+        for part in ("run", "solving"):
+            if known.get(part) is not None:
+                known[part] = {"steps": None, "sweeps": 0, **known[part]}
+        return {"run": None, "solving": None, **known}
 
     def finish(self) -> None:
         self._store(STATE, {**self._state, "finished": True})
@@ -137,7 +163,7 @@ class Workdir:
             part.mkdir()
             try:
                 yield part
-                self._flush(part)
+                flush(part)
             except BaseException:
                 self._remove(part.name)  # half of them are of no use, and take room
                 raise
@@ -158,17 +184,14 @@ class Workdir:
         facts = self._load(FACTS) or {"sites": {}, "largest": None}
         return facts["sites"], facts["largest"], facts.get("images")
 
-    def keep_spectra(self, spectra: dict[str, Any]) -> None:
-        self._store(SPECTRA, {"spectra": spectra})
+    def read_notes(self, name: str) -> dict[str, Any]:
+        """What an earlier run wrote under this name; nothing where there is nothing."""
+        file, key = NOTES[name]
+        return (self._load(file) or {key: {}})[key]  # type: ignore[no-any-return]
 
-    def spectra(self) -> dict[str, Any]:
-        return (self._load(SPECTRA) or {"spectra": {}})["spectra"]  # type: ignore[no-any-return]
-
-    def keep_sensitivity(self, layers: dict[str, Any]) -> None:
-        self._store(SENSITIVITY, {"layers": layers})
-
-    def sensitivity(self) -> dict[str, Any]:
-        return (self._load(SENSITIVITY) or {"layers": {}})["layers"]  # type: ignore[no-any-return]
+    def write_notes(self, name: str, data: dict[str, Any]) -> None:
+        file, key = NOTES[name]
+        self._store(file, {key: data})
 
     def solved(self, device: torch.device) -> dict[str, Fit]:
         """The sites solved so far."""
@@ -192,9 +215,8 @@ class Workdir:
         with self._writing():
             place = self.folder / SOLVED
             place.mkdir(exist_ok=True)
-            part = place / f"{number:05d}{PART}"
-            safetensors.torch.save_file(held, part, {"leanconv": facts})
-            self._rename(part, place / f"{number:05d}.safetensors")
+            with replaced(place / f"{number:05d}.safetensors", place / f"{number:05d}{PART}") as part:
+                safetensors.torch.save_file(held, part, {"leanconv": facts})
 
     @property
     def distilling(self) -> Path:
@@ -216,10 +238,8 @@ class Workdir:
         return data
 
     def _store(self, name: str, data: dict[str, Any]) -> None:
-        with self._writing():
-            part = self.folder / f"{name}{PART}"
+        with self._writing(), replaced(self.folder / name, self.folder / f"{name}{PART}") as part:
             part.write_text(json.dumps({**data, "format": FORMAT, "version": VERSION}))
-            self._rename(part, self.folder / name)
 
     def _remove(self, name: str) -> None:
         """Renamed first: a folder is there or not, never half."""
@@ -230,18 +250,6 @@ class Workdir:
                 shutil.rmtree(gone)
             else:
                 gone.unlink()
-
-    def _rename(self, part: Path, place: Path) -> None:
-        self._flush(part)
-        part.rename(place)
-
-    def _flush(self, path: Path) -> None:
-        for item in [*path.iterdir(), path] if path.is_dir() else [path]:
-            handle = os.open(item, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""New files and folders that appear whole or not at all: written in a folder beside their place and moved there."""
+"""Files and folders that appear whole or not at all: written under another name beside their place, then renamed."""
 
 from __future__ import annotations
 
@@ -70,6 +70,37 @@ def folders_of(path: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):  # another process may have put something there meanwhile
                 place.rmdir()
         raise
+
+
+@contextmanager
+def replaced(path: Path, part: Path | None = None) -> Iterator[Path]:
+    """Where to write the new ``path``, which it becomes when the block ends. After an error what was there before is
+    still there. ``part``: that place, in the same folder; default: a name of its own."""
+    part = part or path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        yield part
+        flush(part)
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A text file, new or in place of the one that is there."""
+    with replaced(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or a folder and its files, is on the disk."""
+    for item in [*path.iterdir(), path] if path.is_dir() else [path]:
+        handle = os.open(item, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextmanager

@@ -12,25 +12,26 @@ from typing import Any
 import torch
 
 from leanconv.errors import LeanconvError
+from leanconv.system.atomic_files import replaced
 from leanconv.system.folder_lock import lock_folder
 
 STATE = "state.pt"
 PART = f"{STATE}.part"
 FORMAT = "leanconv-training-3"
-# Arguments that are known by a digest, and what to say where it differs.
+# What to say where the digest of an argument is another one.
 DIGESTS = {
-    "network": "another network, or other weights",
-    "original": "another original, or none",
-    "data": "other images",
-    "validation": "other validation images, or none",
+    "network": "another network, or other weights; give the same again",
+    "original": "another original, or none; give the same again",
+    "data": "other images; give the same again",
+    "validation": "other validation images, or none; give the same again",
 }
 
 
 class Checkpoint:
-    """An opened and locked folder. ``close`` when done."""
+    """An opened and locked folder, for a run with these ``arguments``. ``close`` when done."""
 
-    def __init__(self, folder: str | os.PathLike[str]):
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], arguments: dict[str, Any]):
+        self.folder, self.arguments = Path(folder), arguments
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -46,46 +47,37 @@ class Checkpoint:
     def close(self) -> None:
         os.close(self._lock)
 
-    def load(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
-        """The last state kept, of a run of the same ``arguments``; others are refused by name."""
+    def load(self) -> dict[str, Any] | None:
+        """The last state that was written, by a run with the same arguments; others are refused by name."""
         path = self.folder / STATE
         if not path.exists():
             return None
         try:
-            held: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch's loader can raise anything on a damaged file
             raise LeanconvError(
                 f"workdir={str(self.folder)!r}: {STATE} cannot be read ({type(error).__name__}); delete the folder."
             ) from None
-        if not isinstance(held, dict) or held.get("format") != FORMAT:
+        if not isinstance(saved, dict) or saved.get("format") != FORMAT:
             raise LeanconvError(
                 f"workdir={str(self.folder)!r} was written by another version of leanconv; give another folder."
             )
-        for key, value in arguments.items():
-            known = held["arguments"].get(key)
-            if value != known and key in DIGESTS:
-                raise LeanconvError(
-                    f"workdir={str(self.folder)!r} holds a training with {DIGESTS[key]}; give the same again, or "
-                    "another workdir."
-                )
+        for key, value in self.arguments.items():
+            known = saved["arguments"].get(key)
+            if key == "augment" and isinstance(known, str):
+                known = known.replace(", mix=0.0", "")  # of a state from when images could be mixed
             if value != known:
-                raise LeanconvError(
-                    f"workdir={str(self.folder)!r} holds a training with {key}={known!r}, but {key}={value!r} was "
-                    "given; give the same arguments, or another workdir."
-                )
-        state: dict[str, Any] = held["state"]
+                said = f"{key}={known!r}, but {key}={value!r} was given; give the same arguments"
+                said = DIGESTS.get(key, said)
+                raise LeanconvError(f"workdir={str(self.folder)!r} holds a training with {said}, or another workdir.")
+        state: dict[str, Any] = saved["state"]
         return state
 
-    def keep(self, arguments: dict[str, Any], state: dict[str, Any]) -> None:
-        part = self.folder / PART
+    def keep(self, state: dict[str, Any]) -> None:
         try:
-            with part.open("wb") as file:
-                torch.save({"format": FORMAT, "arguments": arguments, "state": state}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.rename(self.folder / STATE)
+            with replaced(self.folder / STATE, self.folder / PART) as part, part.open("wb") as file:
+                torch.save({"format": FORMAT, "arguments": self.arguments, "state": state}, file)
         except (OSError, RuntimeError) as error:
-            part.unlink(missing_ok=True)
             said = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise LeanconvError(
                 f"cannot write to workdir={str(self.folder)!r}: {said}; make room and start again, the checkpoint "

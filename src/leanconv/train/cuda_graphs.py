@@ -73,7 +73,7 @@ class Steps:
 
     def _recorded(self, images: Tensor, sample: Tensor) -> Tensor:
         """Record, and believe it only if it agrees with the step as it is."""
-        wanted = self._gradients(images)
+        expected = self._gradients(images)
         try:
             with _as_before(images.device):
                 recording = _Recording(self._gradients, self._move, sample)
@@ -83,9 +83,9 @@ class Steps:
         if not recording.fits(images):
             _say("batches are not of one shape")
             return self._plain(images)
-        found = recording.gradients(images)
-        if not torch.allclose(found, wanted, rtol=ALIKE):
-            _say(f"recorded, the loss was {float(found):g} where it is {float(wanted):g}")
+        loss = recording.gradients(images)
+        if not torch.allclose(loss, expected, rtol=ALIKE):
+            _say(f"recorded, the loss was {float(loss):g} where it is {float(expected):g}")
             return self._plain(images)
         self._recording = recording
         return recording.step(images)

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from leanconv.errors import LeanconvError, listing, warn
-from leanconv.images.loading import refuse_too_many
+from leanconv.errors import LeanconvError, Unreadable, listing, warn
+from leanconv.system.random_state import seeded
 
 Augment = Callable[[Tensor], Tensor]
 
@@ -137,11 +134,48 @@ class Examples:
             yield images, labels
 
     def _note(self, bad: list[Unreadable]) -> None:
+        if not bad:
+            return
+        from leanconv.images.loading import refuse_too_many  # what reads pictures is loaded where there are some
+
         for found in bad:
             if found.name not in self.bad:
                 self.bad.append(found.name)
                 warn(f"cannot read {found.name} ({found.reason}); the next image is taken.")
         refuse_too_many(self.bad, len(self))
+
+
+@dataclass(frozen=True)
+class Split:
+    """What is trained on and what is judged by: examples, and the indices of them, in order. ``held`` may be the same
+    examples; no index is then in both."""
+
+    examples: Examples
+    training: list[int]
+    held: Examples
+    held_out: list[int]
+
+    @classmethod
+    def of(cls, examples: Examples, held: Examples, *, holdout: float, seed: int, world: int) -> Split:
+        """``held`` whole; or, if it is the same as ``examples``, a share ``holdout`` of those."""
+        count = len(examples)
+        if count == 0 or len(held) == 0:
+            raise LeanconvError(f"the {'validation ' if count else ''}data is empty; give images to train on.")
+        if count < world:
+            raise LeanconvError(
+                f"there are {count} images for {world} processes; give each at least one, or fewer processes."
+            )
+        if held is not examples:
+            return cls(examples, list(range(count)), held, list(range(len(held))))
+        out = round(holdout * count)
+        if (holdout and out == 0) or count - out < world:
+            part = "none to hold out" if out == 0 else "too few to train on"
+            raise LeanconvError(
+                f"holdout={holdout:g} of {count} images leaves {part}; give more images, another holdout (0 holds out "
+                "none), or validation images."
+            )
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+        return cls(examples, sorted(order[out:]), held, sorted(order[:out]))
 
 
 def _no_labels() -> LeanconvError:
@@ -163,14 +197,6 @@ def _class_indices(labels: Tensor) -> Tensor:
             "image."
         )
     return labels.long()
-
-
-class Unreadable(Exception):
-    """An item of a dataset that cannot be read, by name, and why: another is taken instead."""
-
-    def __init__(self, name: str, reason: str):
-        super().__init__(name, reason)
-        self.name, self.reason = name, reason
 
 
 Item = tuple[Any, list[Unreadable]]
@@ -241,22 +267,3 @@ def sent(small: Tensor, device: torch.device) -> Tensor:
 def mixed(*parts: int | str) -> int:
     """A seed from several numbers and words."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "little")
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Random numbers from ``seed`` inside the block, on the CPU and the ``device``; the former states afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()
-    cuda = [device] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)
-        for place in cuda:
-            with torch.cuda.device(place):
-                torch.cuda.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)

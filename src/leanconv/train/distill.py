@@ -74,13 +74,13 @@ def check_examples(original: nn.Module, layers: Iterable[str], batches: Batches)
             f"refine='distill' holds out a tenth of the images, and {count} were given; give at least {FEWEST}, or "
             f"{INSTEAD}."
         )
-    given = to_device(batches.sample(), device_of(original))
-    if not given.is_floating_point():
+    sample = to_device(batches.sample(), device_of(original))
+    if not sample.is_floating_point():
         return
     try:
         with torch.enable_grad():
             # Not the images themselves: a network may work in place, which where a graph begins is not allowed.
-            loss = Distillation(original, list(layers), 0.0)(original, given.requires_grad_() * 1, None).loss
+            loss = Distillation(original, list(layers), 0.0)(original, sample.requires_grad_() * 1, None).loss
     except LeanconvError:
         raise LeanconvError(
             f"refine='distill' compares feature maps image by image, and no layer of this network has such; {INSTEAD}."
@@ -137,8 +137,8 @@ def distilled(
     # A layer the user has frozen is replaced and fitted all the same.
     frozen = [not parameter.requires_grad for parameter in result.model.parameters()]
     result.model.requires_grad_(True)
-    given = len(images) + (0 if judges is None else len(judges))
-    epochs, batch, lr = course(given, steps)
+    aside = 0 if judges is None else len(judges)
+    epochs, batch, lr = course(len(images) + aside, steps)
     with chosen_kernels(benchmark=False, deterministic=True):
         tuned = finetune(
             result,
@@ -159,7 +159,7 @@ def distilled(
     for parameter, was in zip(tuned.model.parameters(), frozen, strict=True):
         parameter.requires_grad_(not was)
     assert tuned.result is not None
-    return replace(tuned.result, images=result.images + (0 if judges is None else len(judges)))
+    return replace(tuned.result, images=result.images + aside)
 
 
 def course(images: int, steps: int | None = None) -> tuple[int, int, float]:

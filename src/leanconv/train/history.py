@@ -8,6 +8,10 @@ from typing import Any
 
 from leanconv.system.text_table import table
 
+# A network that has lost more than this share of its right answers was trained with too large a rate, if that is more
+# than chance does: FEW images at least, and three standard deviations of a count.
+COLLAPSE, FEW = 0.5, 10
+
 
 @dataclass(frozen=True)
 class Row:
@@ -65,9 +69,27 @@ class History:
         return best
 
     def _order(self, row: Row) -> tuple[float, float]:
-        """With labels, more images right, and of equal ones the smaller loss; towards an original, the smaller loss."""
+        """With labels, more images right, and of equal ones the smaller loss; to distill, the smaller loss."""
         loss = math.inf if row.held_loss is None else row.held_loss
         return (row.held_right or 0.0) if self.right == "top-1" else 0.0, -loss
+
+    def reason_to_stop(self, count: int, lr: float, patience: int) -> str | None:
+        """In a sentence, by what was measured on ``count`` images held out; None: go on. ``patience``: checks without
+        a better one, 0: no limit."""
+        now = self.rows[-1]
+        if now.held_loss is None or self.first.held_loss is None:
+            return None
+        before, after = self.first.held_right or 0.0, now.held_right or 0.0
+        lost = (before - after) * count
+        if after < COLLAPSE * before and lost >= max(FEW, 3 * math.sqrt(before * count)):
+            return (
+                f"held-out {self.right} collapsed from {100 * before:.2f} % to {100 * after:.2f} % by step {now.step}: "
+                f"lr={lr:g} is too large; training stopped, the best weights are kept. Try a tenth of it."
+            )
+        since = sum(1 for row in self.rows if row.step > self.best)
+        if patience and since >= patience:
+            return f"no better for {since} checks; training stopped at step {now.step}."
+        return None
 
     def verdict(self) -> str:
         """One sentence."""

@@ -7,7 +7,7 @@ which the layer's input varies most. Adam weighs single numbers and leaves that 
 
 r the smaller side of W: a step changes a layer's weights by about ``lr`` of their size, whatever that is, or less where
 the gradient has fewer directions than r. Layers fitted to pixels and to features of any scale take the same rate. It
-gets further than Adam in as many steps (benchmarks/optimizers.py).
+gets further than Adam in as many steps (benchmarks/ablation/optimizers.py).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Muon(torch.optim.Optimizer):
         state = self.state[weights]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(weights)
-        found: Tensor = state["momentum"]
-        return found
+        momentum: Tensor = state["momentum"]
+        return momentum
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

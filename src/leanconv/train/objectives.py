@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +13,13 @@ from torch.nn import functional as F
 
 from leanconv.errors import LeanconvError
 from leanconv.evaluation.classification import class_scores
+from leanconv.forms.replace import Change
 from leanconv.network.function_trace import tensors
 
 Maps = dict[str, list[Tensor]]  # of a place, one a call
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """Of every image (n): ``loss``, and whether the network was ``right``: its first answer is the label, or that of
     the original; None where there is no such thing."""
 
@@ -43,9 +42,16 @@ class WithGoal(nn.Module):
         super().__init__()
         self.network, self.goal = network, goal
 
-    def forward(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        judged = self.goal(self.network, images, labels)
-        return judged.loss, judged.right
+    def forward(self, images: Tensor, labels: Tensor | None) -> Judged:
+        return self.goal(self.network, images, labels)
+
+
+def feature_layers(changes: Sequence[Change], count: int | None) -> list[str]:
+    """Modules whose outputs both networks have: so many of the replaced layers, evenly spread, the last among them;
+    None: all that have their response."""
+    names = [change.batch_norm or change.name for change in changes if not change.open]
+    count = len(names) if count is None else min(count, len(names))
+    return [names[round((number + 1) * len(names) / count) - 1] for number in range(count)]
 
 
 class Supervised:
@@ -65,8 +71,8 @@ class Supervised:
                 f"there is a label {wrong}, but the network has {scores.shape[1]} outputs (classes 0 to "
                 f"{scores.shape[1] - 1}); give labels that match."
             )
-        wanted = labels.to(scores.device, non_blocking=True)
-        return Judged(F.cross_entropy(scores, wanted, reduction="none"), scores.argmax(1) == wanted)
+        labels = labels.to(scores.device, non_blocking=True)
+        return Judged(F.cross_entropy(scores, labels, reduction="none"), scores.argmax(1) == labels)
 
 
 class Distillation:
@@ -87,53 +93,48 @@ class Distillation:
         self.places = tuple(places)
 
     def __call__(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged:
-        with torch.no_grad(), _watched(self.original, self.places) as wanted:
-            answer = self.original(images)
-        with _watched(network, self.places) as found:
-            given = network(images)
-        distances = self._distances(found, wanted, len(images))
+        with torch.no_grad(), _watched(self.original, self.places) as target_maps:
+            target = self.original(images)
+        with _watched(network, self.places) as maps:
+            output = network(images)
+        distances = self._distances(maps, target_maps, len(images))
+        right = output.argmax(1) == target.argmax(1) if _are_scores(output, target) else None
         if not self.outputs:
             # The divergence is not even multiplied by zero: where a head has no finite slope that would be NaN.
-            return Judged(torch.stack(distances).mean(0), _same_answer(given, answer))
-        loss = self.outputs * _divergence(given, answer, len(images))
-        if distances:
-            loss = loss + torch.stack(distances).mean(0)
-        return Judged(loss, _same_answer(given, answer))
+            return Judged(torch.stack(distances).mean(0), right)
+        loss = self.outputs * _divergence(output, target, len(images))
+        return Judged(loss + torch.stack(distances).mean(0) if distances else loss, right)
 
-    def _distances(self, found: Maps, wanted: Maps, count: int) -> list[Tensor]:
+    def _distances(self, maps: Maps, targets: Maps, count: int) -> list[Tensor]:
         """Of every place whose maps go image by image: those behind a detector's boxes do not."""
         distances = []
         for place in self.places:
-            pairs = list(zip(found[place], wanted[place], strict=True))
-            if all(len(b) == count for _, b in pairs):
-                distances.append(torch.stack([_relative(a, b) for a, b in pairs]).mean(0))
+            pairs = list(zip(maps[place], targets[place], strict=True))
+            if all(len(target) == count for _, target in pairs):
+                distances.append(torch.stack([_relative(*pair) for pair in pairs]).mean(0))
         if self.places and not distances:
             raise LeanconvError("no feature map of a replaced layer goes image by image; give features=0.")
         return distances
 
 
-def _are_scores(given: Any, answer: Any) -> bool:
+def _are_scores(output: Any, target: Any) -> bool:
     """Whether both are class scores, n x classes."""
-    if not (isinstance(answer, Tensor) and answer.dim() == 2 and answer.shape[1] > 1 and isinstance(given, Tensor)):
+    if not (isinstance(target, Tensor) and target.dim() == 2 and target.shape[1] > 1 and isinstance(output, Tensor)):
         return False
-    if given.shape != answer.shape:
+    if output.shape != target.shape:
         raise LeanconvError(
-            f"the network answers {tuple(given.shape)} where the original answers {tuple(answer.shape)}; give the "
+            f"the network answers {tuple(output.shape)} where the original answers {tuple(target.shape)}; give the "
             "network that was accelerated."
         )
     return True
 
 
-def _same_answer(given: Any, answer: Any) -> Tensor | None:
-    return given.argmax(1) == answer.argmax(1) if _are_scores(given, answer) else None
-
-
-def _divergence(given: Any, answer: Any, count: int) -> Tensor:
+def _divergence(output: Any, target: Any, count: int) -> Tensor:
     """Of every image: the KL divergence of class scores, the relative squared distance of outputs that are none."""
-    if _are_scores(given, answer):
-        scores, wanted = given.float().log_softmax(1), answer.float().log_softmax(1)
-        return F.kl_div(scores, wanted, reduction="none", log_target=True).sum(1)
-    pairs = list(zip(tensors(given), tensors(answer), strict=True))
+    if _are_scores(output, target):
+        logs, target_logs = output.float().log_softmax(1), target.float().log_softmax(1)
+        return F.kl_div(logs, target_logs, reduction="none", log_target=True).sum(1)
+    pairs = zip(tensors(output), tensors(target), strict=True)
     fitting = [(a, b) for a, b in pairs if b.is_floating_point() and b.dim() and a.shape == b.shape and len(b) == count]
     if not fitting:
         raise LeanconvError(
@@ -143,16 +144,16 @@ def _divergence(given: Any, answer: Any, count: int) -> Tensor:
     return torch.stack([_relative(a, b) for a, b in fitting]).mean(0)
 
 
-def _relative(found: Tensor, wanted: Tensor) -> Tensor:
+def _relative(output: Tensor, target: Tensor) -> Tensor:
     """||f - f~||^2 / ||f||^2 of every image."""
-    if found.shape != wanted.shape:
+    if output.shape != target.shape:
         raise LeanconvError(
-            f"a layer responds with {tuple(found.shape)} where that of the original responds with "
-            f"{tuple(wanted.shape)}; give the network that was accelerated, or features=0."
+            f"a layer responds with {tuple(output.shape)} where that of the original responds with "
+            f"{tuple(target.shape)}; give the network that was accelerated, or features=0."
         )
     # A map of the original may be zero on some image: a small share of the network's own keeps the quotient finite.
-    size = torch.maximum(_squared(wanted), 1e-3 * _squared(found.detach())).clamp_min(torch.finfo(torch.float32).tiny)
-    distance: Tensor = _Distance.apply(found, wanted, size)
+    size = torch.maximum(_squared(target), 1e-3 * _squared(output.detach())).clamp_min(torch.finfo(torch.float32).tiny)
+    distance: Tensor = _Distance.apply(output, target, size)
     return distance
 
 
@@ -171,8 +172,8 @@ class _Distance(torch.autograd.Function):
     torch's own way through the norm takes several over numbers in single precision."""
 
     @staticmethod
-    def forward(ctx: Any, found: Tensor, wanted: Tensor, size: Tensor) -> Tensor:
-        gap = found - wanted
+    def forward(ctx: Any, output: Tensor, target: Tensor, size: Tensor) -> Tensor:
+        gap = output - target
         ctx.save_for_backward(gap, size)
         return _squared(gap) / size
 
@@ -181,7 +182,7 @@ class _Distance(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
         gap, size = ctx.saved_tensors
         scale = (2 * slope / size).view(-1, *(1 for _ in gap.shape[1:]))
-        # bfloat16 has the exponents of float32, float16 has not.
+        # bfloat16 has the exponents of float32, float16 (of a network's own autocast) has not.
         return (gap * (scale if gap.dtype == torch.float16 else scale.to(gap.dtype))).to(gap.dtype), None, None
 
 

@@ -1,104 +1,105 @@
-"""What ``finetune`` was asked to do, checked in one place."""
+"""The options of ``finetune``."""
 
 from __future__ import annotations
 
 import math
-import numbers
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import InitVar, dataclass
+from typing import Literal
 
-from leanconv.errors import LeanconvError, listing, whole
+from leanconv.errors import LeanconvError
+from leanconv.system.fields import check_fields, option
 
 Optimizer = Literal["sgd", "adam", "muon"]
 Schedule = Literal["constant", "cosine"]
-Precision = Literal["auto", "off", "bf16", "fp16"]
+Precision = Literal["auto", "off", "bf16"]
 
-OPTIMIZERS = ("sgd", "adam", "muon")
-SCHEDULES = ("constant", "cosine")
-PRECISIONS = ("auto", "off", "bf16", "fp16")
-
-# epochs, batch, optimizer, schedule, warmup, ema
-LABELS = (5, 128, "sgd", "constant", 0, 0.0)
-DISTILLATION = (30, 50, "muon", "cosine", 20, 0.99)
-LABELS_RATE, DISTILLATION_RATE = 1e-5, 3e-4
-MUON_RATE = 2e-3  # of either: in parts of the weights
+# The paper's: a larger rate forgets what the network knows.
+WITH_LABELS = {
+    "optimizer": "sgd",
+    "lr": 1e-5,
+    "epochs": 5,
+    "batch": 128,
+    "schedule": "constant",
+    "warmup": 0,
+    "ema": 0.0,
+}
+# Distillation can go on for longer and with larger steps: it has the goal of every layer to hold on to.
+WITH_ORIGINAL = {
+    "optimizer": "muon",
+    "lr": 3e-4,
+    "epochs": 30,
+    "batch": 50,
+    "schedule": "cosine",
+    "warmup": 20,
+    "ema": 0.99,
+}
+ORIGINAL_ONLY = ("features", "outputs")  # options that need the original
+MUON_RATE = 2e-3  # of both: in parts of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Of one run. With labels the defaults are the paper's: 1e-5, batches of 128, 5 epochs, plain SGD. Distillation can
-    go on for longer and with larger steps: it has the goal of every layer to hold on to."""
+class FinetuneConfig:
+    """Options of one run.
 
-    epochs: int
-    batch: int  # images a step of one process
-    lr: float
-    optimizer: Optimizer
-    weight_decay: float
-    schedule: Schedule
-    warmup: int  # steps over which the rate rises to lr, half of all at most
-    ema: float  # decay of the average of the weights, 0 is off
-    clip: float  # largest norm of a gradient, 0 is off
-    precision: Precision
-    holdout: float  # share of the data that is not trained on
-    check_every: int  # steps, 0: once an epoch
-    patience: int  # checks without a better score before it stops, 0: never
-    checkpoint_every: int  # steps
-    seed: int
+    ``distill``: whether the network learns from the original, without labels. Defaults depend on it: None stands for
+    them and is replaced by them here.
+    """
 
-    @classmethod
-    def check(
-        cls,
-        *,
-        distill: bool,
-        epochs: Any,
-        batch: Any,
-        lr: Any,
-        optimizer: Any,
-        weight_decay: Any,
-        schedule: Any,
-        warmup: Any,
-        ema: Any,
-        clip: Any,
-        precision: Any,
-        holdout: Any,
-        check_every: Any,
-        patience: Any,
-        checkpoint_every: Any,
-        seed: Any,
-    ) -> Settings:
-        """None stands for the default: of ``distill`` or of training with labels."""
-        defaults = DISTILLATION if distill else LABELS
-        epochs, batch, optimizer, schedule, warmup, ema = (
-            default if value is None else value
-            for value, default in zip((epochs, batch, optimizer, schedule, warmup, ema), defaults, strict=True)
-        )
-        if lr is None:
-            lr = MUON_RATE if optimizer == "muon" else DISTILLATION_RATE if distill else LABELS_RATE
-        for name, value, allowed in (
-            ("optimizer", optimizer, OPTIMIZERS),
-            ("schedule", schedule, SCHEDULES),
-            ("precision", precision, PRECISIONS),
-        ):
-            if not isinstance(value, str) or value not in allowed:
-                words = listing([repr(word) for word in allowed])
-                raise LeanconvError(f"{name}={value!r} is not known; use {words}.")
-        return cls(
-            epochs=whole("epochs", epochs, 1),
-            batch=whole("batch", batch, 1),
-            lr=number("lr", lr, above=0.0),
-            optimizer=optimizer,
-            weight_decay=number("weight_decay", weight_decay, least=0.0),
-            schedule=schedule,
-            warmup=whole("warmup", warmup, 0),
-            ema=number("ema", ema, least=0.0, under=1.0),
-            clip=number("clip", clip, least=0.0),
-            precision=precision,
-            holdout=number("holdout", holdout, least=0.0, under=1.0),
-            check_every=whole("check_every", check_every, 0),
-            patience=whole("patience", patience, 0),
-            checkpoint_every=whole("checkpoint_every", checkpoint_every, 1),
-            seed=whole("seed", seed, 0),
-        )
+    distill: InitVar[bool] = False
+    epochs: int = option(None, "Passes over the images. Default: 5; to distill 30.", at_least=1)
+    batch: int = option(None, "Images a step of a process. Default: 128; to distill 50.", at_least=1)
+    lr: float = option(
+        None,
+        "Learning rate. Default: 1e-5; to distill 3e-4. Of muon 2e-3: the share of its size by which a layer "
+        "changes in a step.",
+        above=0,
+    )
+    optimizer: Optimizer = option(
+        None,
+        "sgd (momentum 0.9), adam (AdamW), or muon: momentum made orthogonal, so that the directions in which a "
+        "layer's input varies little are learnt too. Default: sgd; to distill muon.",
+    )
+    weight_decay: float = option(0.0, "Weight decay of the optimizer.", at_least=0)
+    schedule: Schedule = option(
+        None, "How the rate falls: constant, or cosine to zero. Default: constant; to distill cosine."
+    )
+    warmup: int = option(
+        None,
+        "Steps over which the rate rises, half of all at most. Default: 0; to distill 20.",
+        at_least=0,
+    )
+    ema: float = option(
+        None,
+        "Decay of an average of the weights, which is then what is judged and kept; 0: off. Default: 0; to "
+        "distill 0.99.",
+        at_least=0,
+        under=1,
+    )
+    clip: float = option(0.0, "Largest norm of a gradient; 0: off.", at_least=0)
+    precision: Precision = option("auto", "auto (bf16 on a GPU), off or bf16.")
+    features: int | None = option(
+        None, "To distill: match the responses of so many replaced layers, evenly spread. Default: all.", at_least=0
+    )
+    outputs: float | None = option(
+        None,
+        "To distill: weight of the divergence of the outputs. Default: 0; 1 where there are no responses to match.",
+        at_least=0,
+    )
+    holdout: float = option(
+        0.1, "Share of the images that is not trained on; 0: none, and the last weights are kept.", at_least=0, under=1
+    )
+    patience: int = option(0, "Stop after so many epochs without a better network; 0: never.", at_least=0)
+    seed: int = option(0, "Of the split, the order of the images and all that is drawn.", at_least=0)
+
+    def __post_init__(self, distill: bool) -> None:
+        for name, default in (WITH_ORIGINAL if distill else WITH_LABELS).items():
+            if getattr(self, name) is None:
+                by_itself = MUON_RATE if name == "lr" and self.optimizer == "muon" else default
+                object.__setattr__(self, name, by_itself)
+        check_fields(self)
+        for name in () if distill else ORIGINAL_ONLY:
+            if getattr(self, name) is not None:
+                raise LeanconvError(f"{name} goes with original, the network to learn from, which is not given.")
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of step ``step`` (from 0) of ``steps``."""
@@ -113,15 +114,3 @@ class Settings:
     def decay(self, step: int) -> float:
         """Of the average behind step ``step`` (from 0): short at first, so that it does not cling to the beginning."""
         return min(self.ema, (1 + step) / (10 + step))
-
-
-def number(
-    name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf, under: float = math.inf
-) -> float:
-    good = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not (good and least <= value < under and value > above):
-        bounds = [f"at least {least:g}"] if least > -math.inf else []
-        bounds += [f"above {above:g}"] if above > -math.inf else []
-        bounds += [f"under {under:g}"] if under < math.inf else []
-        raise LeanconvError(f"{name}={value!r} must be a number {' and '.join(bounds)}.")
-    return float(value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,40 +10,35 @@ from torch.nn.parallel import DistributedDataParallel
 
 from leanconv.calibrate.processes import Team
 from leanconv.errors import LeanconvError
-from leanconv.network.model_error import model_failed
 from leanconv.network.recognise import BATCH_NORMS
-from leanconv.network.user_model import copied
+from leanconv.network.user_model import copied, model_failed
+from leanconv.system.random_state import seeded
 from leanconv.train.cuda_graphs import Steps
-from leanconv.train.dataset import Batch, mixed, seeded
-from leanconv.train.objectives import Distillation, Goal, WithGoal
-from leanconv.train.optimizers import optimizers, reached, set_rate, takes_tensors
-from leanconv.train.settings import Settings
+from leanconv.train.dataset import Batch, mixed
+from leanconv.train.objectives import Distillation, Goal, Judged, WithGoal
+from leanconv.train.optimizers import optimizers, set_rate, takes_tensors
+from leanconv.train.settings import FinetuneConfig
 
 
 class Stepper:
     """``model`` is changed in place, step by step; ``average`` of its weights if the settings ask for it."""
 
-    def __init__(self, model: nn.Module, goal: Goal, settings: Settings, device: torch.device, team: Team):
-        self.model, self.goal, self.settings, self.device, self.team = model, goal, settings, device, team
+    def __init__(self, model: nn.Module, goal: Goal, config: FinetuneConfig, device: torch.device, team: Team):
+        self.model, self.goal, self.config, self.device, self.team = model, goal, config, device, team
         self._step = 0
-        self._dtype = next(self.model.parameters()).dtype
-        self._half = _half(settings.precision, self.device)
+        self._dtype = next(model.parameters()).dtype
+        # bfloat16 in mixed precision; by itself only where a GPU gains from it.
+        self._bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
         self._optimizers = optimizers(
-            self.model,
-            settings.optimizer,
-            settings.lr,
-            self.device,
-            weight_decay=settings.weight_decay,
-            half=self._half,
+            model, config.optimizer, config.lr, device, weight_decay=config.weight_decay, bf16=self._bf16
         )
-        if self._half is not None and self.device.type == "cuda":
+        if self._bf16 and device.type == "cuda":
             # Tensor cores take half-precision convolutions in this layout; in the other they are turned around first.
-            for network in (self.model, getattr(self.goal, "original", None)):
-                if network is not None:
-                    network.to(memory_format=torch.channels_last)
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._half is torch.float16)
-        self.average: nn.Module | None = copied(self.model) if settings.ema else None
-        self._network: nn.Module = WithGoal(self.model, self.goal)
+            model.to(memory_format=torch.channels_last)
+            if isinstance(goal, Distillation):
+                goal.original.to(memory_format=torch.channels_last)
+        self.average: nn.Module | None = copied(model) if config.ema else None
+        self._network: nn.Module = WithGoal(model, goal)
         self._recording = Steps(self._unlabelled, self._move) if self._recordable() else None
 
     def begin(self) -> None:
@@ -60,79 +53,70 @@ class Stepper:
         for optimizer in self._optimizers:
             set_rate(optimizer, rate, self.device)
         images = self.placed(batch)
-        with seeded(mixed(self.settings.seed, "step", step, self.team.rank), self.device):  # what dropout draws
-            if self._recording is not None:
-                loss = self._recording(images)
-            else:
+        with seeded(mixed(self.config.seed, "step", step, self.team.rank), self.device):  # what dropout draws
+            if self._recording is None:
                 loss = self._gradients(images, batch.labels, batch.count)
                 self._move()
-        if self._recording is not None:
-            # A graph writes weights behind torch's back: who keeps something made of them must see that they changed.
-            for parameter in self.model.parameters():
-                torch.autograd.graph.increment_version(parameter)
+            else:
+                loss = self._recording(images)
+                # A graph writes weights behind torch's back: what was made of them must be seen to be out of date.
+                for parameter in self.model.parameters():
+                    torch.autograd.graph.increment_version(parameter)
         if self.average is not None:
             self._average(self.average)
         return loss
 
     def _recordable(self) -> bool:
-        """Whether steps may be recorded, as far as this loop goes: labels are looked at, dropout draws, processes wait
-        for one another, and so does a scaler of gradients."""
-        quiet = isinstance(self.goal, Distillation) and self.team.world == 1 and not self._scaler.is_enabled()
+        """Whether steps may be recorded, as far as this loop goes: labels are looked at, dropout draws, and processes
+        wait for one another."""
+        quiet = isinstance(self.goal, Distillation) and self.team.world == 1
         return quiet and self.device.type == "cuda" and all(map(takes_tensors, self._optimizers))
 
     def _unlabelled(self, images: Tensor) -> Tensor:
         return self._gradients(images, None, len(images))
 
     def _gradients(self, images: Tensor, labels: Tensor | None, count: int) -> Tensor:
-        """Of the weights; the loss is returned. ``count``: images of all processes."""
-        _training_mode(self.model, dropout=self.goal.right == "top-1")
+        """Compute those of the weights; return the loss. ``count``: images of all processes."""
+        self.model.train(self.goal.right == "top-1")  # dropout is for training with labels
+        for module in self.model.modules():
+            if isinstance(module, BATCH_NORMS):
+                module.eval()  # keeps its statistics: what the network learnt on is not what it is tuned on
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         losses, _ = self.judged(self._network, images, labels)
-        self.team.words("ready")  # who failed up to here ends all, before they wait for its gradients
+        self.team.words("ready")  # a process that failed ends all here, before they wait for its gradients
         # DistributedDataParallel takes the mean over processes: this makes it the mean over the images of all.
         loss = losses.sum() * (self.team.world / count)
-        self._scaler.scale(loss).backward()
+        loss.backward()
         return loss.detach().float()
 
     def _move(self) -> None:
-        """The weights by their gradients; none of them where one has overflowed: clipped together, all would be NaN."""
-        moving = reached(self._optimizers)
-        for optimizer in moving:
-            self._scaler.unscale_(optimizer)
-        overflow = False
-        if self.settings.clip or self._scaler.is_enabled():
-            norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-            overflow = self._scaler.is_enabled() and not math.isfinite(norm)
-            if self.settings.clip and not overflow:
-                nn.utils.clip_grads_with_norm_(self.model.parameters(), self.settings.clip, norm)
-        for optimizer in () if overflow else moving:
-            self._scaler.step(optimizer)
-        self._scaler.update()
+        """The weights by their gradients."""
+        if self.config.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        for optimizer in self._optimizers:
+            optimizer.step()
 
     @torch.no_grad()
     def _average(self, average: nn.Module) -> None:
-        """The weights join their average; the first make it. torch's AveragedModel would wait for the GPU every time,
-        to send it a count."""
-        mine: list[Tensor] = list(average.parameters())
-        theirs: list[Tensor] = list(self.model.parameters())
-        if self._step:
-            torch._foreach_lerp_(mine, theirs, 1 - self.settings.decay(self._step))
-        else:
-            torch._foreach_copy_(mine, theirs)
-        for own, found in zip(average.buffers(), self.model.buffers(), strict=True):
-            own.copy_(found)
+        """Add the weights to their average, which begins with those of the first step. torch's AveragedModel would wait
+        for the GPU every time, to send it a count."""
+        old: list[Tensor] = list(average.parameters())
+        new: list[Tensor] = list(self.model.parameters())
+        torch._foreach_lerp_(old, new, 1 - self.config.decay(self._step) if self._step else 1.0)
+        for before, after in zip(average.buffers(), self.model.buffers(), strict=True):
+            before.copy_(after)
 
     def placed(self, batch: Batch) -> Tensor:
         images = batch.images.to(self.device, non_blocking=True)
         return images.to(self._dtype) if images.is_floating_point() else images
 
-    def judged(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Loss and rightness of every image."""
-        with torch.autocast(self.device.type, self._half) if self._half is not None else nullcontext():
+    def judged(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged:
+        """Of a network with its goal."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
             try:
-                loss, right = network(images, labels)
-                return loss, right
+                judged: Judged = network(images, labels)
+                return judged
             except LeanconvError:
                 raise
             except Exception as error:
@@ -143,32 +127,15 @@ class Stepper:
         return {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "scaler": self._scaler.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        for optimizer, found in zip(self._optimizers, state["optimizers"], strict=True):
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             # How it computes is this device's matter, whichever the state was written on.
-            for own, saved in zip(optimizer.param_groups, found["param_groups"], strict=True):
-                saved.update({key: own[key] for key in ("fused", "foreach", "capturable") if key in own})
-            optimizer.load_state_dict(found)
-        self._scaler.load_state_dict(state["scaler"])
+            for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+                group.update({key: own[key] for key in ("fused", "foreach", "capturable") if key in own})
+            optimizer.load_state_dict(saved)
         if self.average is not None:
             self.average.load_state_dict(state["average"])
-
-
-def _training_mode(model: nn.Module, *, dropout: bool) -> None:
-    """Batch norms keep their statistics: what the network learnt on is not what it is tuned on."""
-    model.train(dropout)
-    for module in model.modules():
-        if isinstance(module, BATCH_NORMS):
-            module.eval()
-
-
-def _half(precision: str, device: torch.device) -> torch.dtype | None:
-    """The dtype of mixed precision; by itself only where a GPU gains from it."""
-    if precision == "off" or (precision == "auto" and device.type != "cuda"):
-        return None
-    return torch.float16 if precision == "fp16" else torch.bfloat16

@@ -25,7 +25,7 @@ from leanconv.calibrate.streaming.replay import CannotCut, Env, Script
 from leanconv.calibrate.streaming.tape import Tape
 from leanconv.calibrate.streaming.tape_cache import Tapes
 from leanconv.network.sites import Site
-from leanconv.system.malloc import give_back
+from leanconv.system.process_memory import give_back
 
 # On a CPU, after frontiers of so many bytes, memory they have left scattered is given back to the system.
 TIDY = 256 << 20

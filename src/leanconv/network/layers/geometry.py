@@ -1,4 +1,4 @@
-"""The shape of a layer, and what the layer or its factors cost."""
+"""The shape of a layer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, Literal
 
-from torch import nn
-
 Scheme = Literal["channel", "spatial", "3d"]
 
-Kind = Literal["conv1d", "conv2d", "conv3d", "linear"]
 Size = tuple[int, ...]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
-
-KINDS: dict[type[nn.Module], Kind] = {nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +22,7 @@ class Geometry:
     TensorFlow (and timm's ports) for every stride. A filter of a grouped convolution sees in_channels / groups.
     """
 
-    kind: Kind
+    kind: str  # a name of ``kinds.KINDS``
     in_channels: int
     out_channels: int
     kernel: Size = (1,)
@@ -37,30 +32,6 @@ class Geometry:
     padding_mode: PaddingMode = "zeros"
     padding_after: Size | None = None
     groups: int = 1
-
-    @classmethod
-    def of(cls, layer: nn.Module) -> Geometry:
-        if isinstance(layer, nn.Linear):
-            filters, channels = layer.weight.shape
-            return cls(kind="linear", in_channels=channels, out_channels=filters)
-        assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-        # Sizes are the weight's: surgery on a network often leaves the attributes behind.
-        filters, channels, *kernel = layer.weight.shape
-
-        def each(value: int | tuple[int, ...]) -> Size:
-            return (value,) * len(kernel) if isinstance(value, int) else tuple(value)
-
-        return cls(
-            kind=next(kind for base, kind in KINDS.items() if isinstance(layer, base)),
-            in_channels=channels * layer.groups,
-            out_channels=filters,
-            kernel=tuple(kernel),
-            stride=each(layer.stride),
-            padding=layer.padding if isinstance(layer.padding, str) else each(layer.padding),
-            dilation=each(layer.dilation),
-            padding_mode=layer.padding_mode,
-            groups=layer.groups,
-        )
 
     @property
     def patch(self) -> int:
@@ -127,58 +98,3 @@ def same_padding(in_size: Size, kernel: Size, stride: Size, dilation: Size) -> S
 def torch_pad(before: Sequence[int], after: Sequence[int]) -> list[int]:
     """Margins as F.pad takes them: the last dimension first, before and after in turn."""
     return [margin for pair in zip(reversed(before), reversed(after), strict=True) for margin in pair]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Multiply-accumulates of one layer for one image, whole or in factors. Every factor counts."""
-
-    dense: int
-    reduce: int  # a unit of d' in the channel scheme: the k x k filter, one a group
-    expand: int  # a unit of d': the 1 x 1 filters it feeds
-    vertical: int  # a unit of d'': the k x 1 filter, which still sees the full input width
-    horizontal: int  # a unit of d'' x d' (or d'' x d): one 1 x k filter weight row
-    filters: int  # d
-
-    @classmethod
-    def of(cls, geometry: Geometry, in_size: Size, out_size: Size, repeats: int = 1) -> Cost:
-        """``repeats``: how often the layer runs on a map of this size for one image."""
-        positions = repeats * prod(out_size)
-        width = in_size[-1]
-        if geometry.pads_apart:  # both ways at once, before the vertical factor
-            before, after = geometry.margins(in_size)
-            width += before[-1] + after[-1]
-        return cls(
-            dense=positions * geometry.out_channels * geometry.patch,
-            reduce=positions * geometry.patch * geometry.groups,
-            expand=positions * geometry.out_channels,
-            vertical=repeats * out_size[0] * width * geometry.kernel[0] * geometry.in_channels,
-            horizontal=positions * geometry.kernel[-1],
-            filters=geometry.out_channels,
-        )
-
-    def __add__(self, other: Cost) -> Cost:
-        """Of a layer that runs on another map too."""
-        return Cost(
-            dense=self.dense + other.dense,
-            reduce=self.reduce + other.reduce,
-            expand=self.expand + other.expand,
-            vertical=self.vertical + other.vertical,
-            horizontal=self.horizontal + other.horizontal,
-            filters=self.filters,
-        )
-
-    def times(self, factor: float) -> Cost:
-        """Of a layer that really runs ``factor`` times as often."""
-        values = {key: round(value * factor) for key, value in asdict(self).items() if key != "filters"}
-        return Cost(filters=self.filters, **values)
-
-    def channel(self, rank: int) -> int:
-        return rank * (self.reduce + self.expand)
-
-    def spatial(self, rank: int) -> int:
-        return rank * (self.vertical + self.horizontal * self.filters)
-
-    def both(self, spatial_rank: int, channel_rank: int) -> int:
-        per_spatial = self.vertical + self.horizontal * channel_rank
-        return spatial_rank * per_spatial + channel_rank * self.expand

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from leanconv.errors import warn
-from leanconv.ranks.candidates import Choice
+from leanconv.forms import FORMS, Choice
 from leanconv.ranks.latency.grid import Times
-from leanconv.system.text_files import write_whole
+from leanconv.system.atomic_files import write_whole
 
 FORMAT = "leanconv-latency"
 VERSION = 1
@@ -68,14 +68,14 @@ class Cache:
 
 
 def _name(choice: Choice | None) -> str:
-    return DENSE if choice is None else " ".join([choice.scheme, *map(str, choice.ranks)])
+    return DENSE if choice is None else " ".join([choice.form.name, *map(str, choice.ranks)])
 
 
 def _read(forms: dict[str, float]) -> Times:
     found: Times = {}
     for name, ms in forms.items():
-        scheme, *ranks = name.split(" ")
-        if not (isinstance(ms, float) and ms > 0 and (scheme == DENSE or scheme in ("channel", "spatial", "3d"))):
+        form, *ranks = name.split(" ")
+        if not (isinstance(ms, float) and ms > 0 and (form == DENSE or form in FORMS)):
             raise ValueError(name)
-        found[None if scheme == DENSE else Choice(scheme, tuple(map(int, ranks)))] = ms  # type: ignore[arg-type]
+        found[None if form == DENSE else Choice(FORMS[form], tuple(map(int, ranks)))] = ms
     return found

@@ -6,14 +6,15 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from leanconv.network.layers.geometry import Cost, Geometry, Scheme
+from leanconv.forms import RESPONSES, Choice, Scheme
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Geometry
 from leanconv.ranks.by_latency import Timed
-from leanconv.ranks.candidates import Choice
 
 # Forms that save less than this, or more than so many times what is asked for on the whole, are not timed.
 LEAST_SAVED, FAR = 1.2, 4.0
-# What the two one-way factors of the 3d form may save of k x k filters: both halves are to save alike.
-SPATIAL_SAVED = (1.2, 4.5)
+# What the factors of a form with two ranks may save of k x k filters, but for the last: both halves are to save alike.
+HALF_SAVED = (1.2, 4.5)
 # From EVEN on all sizes timed are multiples of UNIT, so times between two of them may be taken in proportion: below,
 # and off those multiples, they go in steps.
 UNIT, EVEN = 16, 64
@@ -37,19 +38,15 @@ def sizes(limit: int) -> list[int]:
 
 def forms(geometry: Geometry, cost: Cost, scheme: Scheme, speedup: float) -> list[Choice]:
     """The forms of one layer worth timing for a network that is to be ``speedup`` times faster."""
-    channel = sizes(geometry.channel_limit)
-    spatial = sizes(geometry.spatial_limit) if geometry.splits_spatially else []
     found: list[tuple[Choice, int]] = []
-    if scheme != "spatial":
-        found += [(Choice("channel", (rank,)), cost.channel(rank)) for rank in channel]
-    if scheme != "channel":
-        found += [(Choice("spatial", (rank,)), cost.spatial(rank)) for rank in spatial]
-    if scheme == "3d":
-        low, high = SPATIAL_SAVED
-        for d2, d1 in itertools.product(spatial, channel):
-            one_way = cost.both(d2, d1) - d1 * cost.expand
-            if low <= d1 * cost.reduce / one_way <= high:
-                found.append((Choice("3d", (d2, d1)), cost.both(d2, d1)))
+    for form in scheme.applicable(geometry):
+        for ranks in itertools.product(*(sizes(limit) for limit in form.limits(geometry))):
+            macs = form.macs(cost, ranks)
+            if len(ranks) > 1 and form.axes[-1] is RESPONSES:
+                low, high = HALF_SAVED
+                if not low <= ranks[-1] * cost.reduce / (macs - ranks[-1] * cost.expand) <= high:
+                    continue
+            found.append((Choice(form, ranks), macs))
     return [choice for choice, macs in found if LEAST_SAVED <= cost.dense / max(macs, 1) <= FAR * speedup]
 
 
@@ -76,28 +73,28 @@ def _row(known: Mapping[Choice | None, float], low: Choice) -> Times:
     """Between a form of one rank and the one with the next larger rank of ``sizes``."""
     (start,) = low.ranks
     end = following(start)
-    high = Choice(low.scheme, (end,))
+    high = Choice(low.form, (end,))
     if start < EVEN or start % UNIT or high not in known:
         return {}
     return {
-        Choice(low.scheme, (rank,)): _mix(known[low], known[high], (rank - start) / (end - start))
+        Choice(low.form, (rank,)): _mix(known[low], known[high], (rank - start) / (end - start))
         for rank in range(start + UNIT, end, UNIT)
     }
 
 
 def _cell(known: Mapping[Choice | None, float], low: Choice) -> Times:
-    """Between four 3d forms that stand at the corners of a cell of ``sizes``; a rank under EVEN stays as it is."""
+    """Between four forms of two ranks, the corners of a cell of ``sizes``; a rank under EVEN stays as it is."""
     a, b = low.ranks
     found: Times = {}
     ends = [following(rank) if rank >= EVEN and rank % UNIT == 0 else rank for rank in (a, b)]
-    corners = [Choice("3d", pair) for pair in itertools.product((a, ends[0]), (b, ends[1]))]
+    corners = [Choice(low.form, pair) for pair in itertools.product((a, ends[0]), (b, ends[1]))]
     if not all(corner in known for corner in corners):
         return {}
     w, x, y, z = (known[corner] for corner in corners)
     for d2, d1 in itertools.product(range(a, ends[0] + 1, UNIT), range(b, ends[1] + 1, UNIT)):
         across = (d1 - b) / (ends[1] - b) if ends[1] > b else 0.0
         along = (d2 - a) / (ends[0] - a) if ends[0] > a else 0.0
-        found[Choice("3d", (d2, d1))] = _mix(_mix(w, x, across), _mix(y, z, across), along)
+        found[Choice(low.form, (d2, d1))] = _mix(_mix(w, x, across), _mix(y, z, across), along)
     return found
 
 

@@ -11,10 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanconv.network.layers.geometry import Cost
-from leanconv.network.replace import Change, dense_modules, factor_modules
-from leanconv.network.sites import ActivationSpec, Site
-from leanconv.ranks.candidates import Choice
+from leanconv.forms import Choice
+from leanconv.forms.replace import change_of, factor_modules
+from leanconv.network.activations import build_activation
+from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.kinds import KINDS
+from leanconv.network.layers.modules import dense_modules
+from leanconv.network.sites import Site
 from leanconv.ranks.latency.cache import Cache
 from leanconv.ranks.latency.grid import LayerTimes
 from leanconv.ranks.latency.onnx_writer import prepared
@@ -118,12 +121,7 @@ def repeats(site: Site) -> float:
 
 
 def example_of(site: Site, batch: int) -> Tensor:
-    channels = site.geometry.in_channels
-    if site.geometry.kind == "linear":
-        (rows,) = site.in_size
-        shape: tuple[int, ...] = (batch, channels) if rows == 1 else (batch, rows, channels)
-    else:
-        shape = (batch, channels, *site.in_size)
+    shape = KINDS[site.geometry.kind].input_shape(site.geometry, site.in_size, batch)
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
 
 
@@ -132,30 +130,6 @@ def form_network(site: Site, choice: Choice | None) -> nn.Sequential:
     if choice is None:
         layers = dense_modules(site.geometry)
     else:
-        change = Change(name=site.name, scheme=choice.scheme, ranks=choice.ranks, geometry=site.geometry)
-        layers = factor_modules(change)
-    behind = activation_module(site.activation)
+        layers = factor_modules(change_of(site, choice))
+    behind = build_activation(site.activation)
     return nn.Sequential(*layers, *([] if behind is None else [behind])).eval()
-
-
-def activation_module(spec: ActivationSpec) -> nn.Module | None:
-    """The activation by its name; a slope a filter becomes one slope, which takes as long."""
-    values: dict[str, Any] = {
-        name: float(value.flatten()[0]) if isinstance(value, Tensor) else value
-        for name, value in spec.parameters.items()
-    }
-    makers: dict[str, Callable[[], nn.Module]] = {
-        "relu": nn.ReLU,
-        "relu6": nn.ReLU6,
-        "silu": nn.SiLU,
-        "hardswish": nn.Hardswish,
-        "sigmoid": nn.Sigmoid,
-        "tanh": nn.Tanh,
-        "gelu": nn.GELU,
-        "gelu_tanh": lambda: nn.GELU("tanh"),
-        "hardtanh": lambda: nn.Hardtanh(values["low"], values["high"]),
-        "leaky_relu": lambda: nn.LeakyReLU(values["slope"]),
-        "prelu": lambda: nn.LeakyReLU(values["slope"]),
-        "elu": lambda: nn.ELU(values["alpha"]),
-    }
-    return makers[spec.name]() if spec.name in makers else None

@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from leanconv.network import activations
+from leanconv.network.layers.kinds import REPLACEABLE, kind_of
 from leanconv.runtimes.libraries import load
 from leanconv.runtimes.runners import RUNTIMES, Conditions
 from leanconv.runtimes.runners.base import OnnxRunner
 
 OPSET, IR = 18, 9
-ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "Relu", nn.Sigmoid: "Sigmoid", nn.Tanh: "Tanh"}
 
 
 def prepared(network: nn.Sequential, example: Tensor, runtime: str, conditions: Conditions) -> Callable[[], Any]:
@@ -30,10 +31,10 @@ def written(network: nn.Sequential, example: Tensor) -> bytes | None:
     nodes, weights, here = [], [], "images"
     for number, module in enumerate(network):
         given, here = here, f"output{number}"
-        if type(module) in ACTIVATIONS:
-            nodes.append(helper.make_node(ACTIVATIONS[type(module)], [given], [here]))
+        if type(module) in activations.ONNX:
+            nodes.append(helper.make_node(activations.ONNX[type(module)], [given], [here]))
             continue
-        settings = _settings(module, example)
+        settings = kind_of(module).onnx(module, example) if type(module) in REPLACEABLE else None
         if settings is None:
             return None
         operation, attributes = settings
@@ -53,23 +54,3 @@ def written(network: nn.Sequential, example: Tensor) -> bytes | None:
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
     return bytes(made.SerializeToString())
-
-
-def _settings(module: nn.Module, example: Tensor) -> tuple[str, dict[str, Any]] | None:
-    """ONNX's operation and attributes for a layer."""
-    if type(module) is nn.Linear and example.dim() == 2:
-        return "Gemm", {"transB": 1}
-    if type(module) not in (nn.Conv1d, nn.Conv2d, nn.Conv3d) or module.padding_mode != "zeros":
-        return None
-    assert isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    attributes: dict[str, Any] = {
-        "kernel_shape": module.kernel_size,
-        "strides": module.stride,
-        "dilations": module.dilation,
-        "group": module.groups,
-    }
-    if isinstance(module.padding, str):
-        attributes["auto_pad"] = {"same": "SAME_UPPER", "valid": "VALID"}[module.padding]
-    else:
-        attributes["pads"] = [*module.padding, *module.padding]
-    return "Conv", attributes

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
-from leanconv.network.layers.geometry import Scheme
-from leanconv.network.links import join
-from leanconv.network.replace import Change, replace
+from leanconv.forms import MERGED, Choices, Scheme
+from leanconv.forms.merge import join
+from leanconv.forms.replace import Change, replace
 from leanconv.network.sites import Site
 from leanconv.network.user_model import copied
 from leanconv.progress import Progress
-from leanconv.ranks import Candidate, Pairs, Plan, active
+from leanconv.ranks import Candidate, Pairs, active
 from leanconv.ranks.by_latency import Tables, Timed, select_timed
 from leanconv.ranks.latency.grid import forms
 from leanconv.ranks.latency.layer_times import Stopwatch, conditions_of, finishing, repeats, typical
@@ -40,19 +40,19 @@ FAILED = 1.05
 # again, so often at most.
 REFINED = 3
 
-Changes = Callable[[Plan], list[Change]]
+Changes = Callable[[Choices], list[Change]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedPlan:
     """The ranks chosen and the pairs of layers to merge."""
 
-    plan: Plan
+    plan: Choices
     pairs: Pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class LatencyBudget:
     """What the whole network is to take: ``latency`` milliseconds, or, without, 1 / ``speedup`` of what it takes."""
 
     speedup: float
@@ -82,12 +82,12 @@ def plan_by_time(
     pairs: Pairs,
     *,
     target: Target,
-    wish: Wish,
+    budget: LatencyBudget,
     scheme: Scheme,
     changes: Changes,
     progress: Progress,
 ) -> TimedPlan:
-    """The plan that keeps most energy among those that meet ``wish``. ``changes`` says what a plan does to the layers.
+    """The plan that keeps most energy among those that meet ``budget``. ``changes``: what a plan does to the layers.
 
     The time of a plan is foretold as that of its layers one by one, plus what the original takes beyond its own layers
     one by one. A network with random factors then shows what it really takes, which corrects the second part.
@@ -96,16 +96,16 @@ def plan_by_time(
     networks = Networks(original, sample, target, pairs, changes)
     with progress.stage("timing the network", 0):
         rough = networks.original_ms()
-    speedup = min(max(1.0, rough / wish.of(rough)), MOST)
+    speedup = min(max(1.0, rough / budget.of(rough)), MOST)
     with progress.stage("timing layers", len(candidates)) as stage:
         asked = [(sites[one.name], forms(one.geometry, one.cost, scheme, speedup)) for one in candidates]
         watch.measure(asked, stage.advance)
         # Layers may have been timed yesterday, or before another program started: the network in their scale.
         before = watch.scale([sites[one.name] for one in candidates], networks.call())
-    wanted = wish.of(before) / AIM
+    wanted = budget.of(before) / AIM
     counts = {one.name: repeats(sites[one.name]) for one in candidates}
     rest = before - sum(counts[one.name] * watch.times(sites[one.name]).known[None] for one in candidates)
-    found: list[tuple[float, Plan]] = []
+    found: list[tuple[float, Choices]] = []
     with progress.stage("timing plans", TRIALS) as stage:
         for _ in range(TRIALS):
             plan, alone = _chosen(watch, sites, candidates, counts, wanted - rest)
@@ -120,7 +120,7 @@ def plan_by_time(
     after, plan = max(fitting, key=lambda pair: pair[0]) if fitting else min(found, key=lambda pair: pair[0])
     if after > FAILED * wanted:
         raise LeanconvError(
-            f"{wish} cannot be reached in {target.runtime}: of the {before:.3g} ms this network takes {after:.3g} ms "
+            f"{budget} cannot be reached in {target.runtime}: of the {before:.3g} ms this network takes {after:.3g} ms "
             f"are left at best ({before / after:.2f}x); ask for that, or skip fewer layers."
         )
     return TimedPlan(plan=plan, pairs=active(plan, pairs))
@@ -132,7 +132,7 @@ def _chosen(
     candidates: list[Candidate],
     counts: Mapping[str, float],
     budget: float,
-) -> tuple[Plan, float]:
+) -> tuple[Choices, float]:
     """A plan and the time of its layers, every one of them timed itself."""
     for attempt in range(REFINED + 1):
         tables = _tables(watch, sites, candidates, counts)
@@ -170,12 +170,12 @@ class Networks:
     def original_ms(self) -> float:
         return typical(self._rounds({"original": self._original}).times["original"])
 
-    def accelerated_ms(self, plan: Plan, before: float) -> float:
+    def accelerated_ms(self, plan: Choices, before: float) -> float:
         """Of a network with random factors of this plan, on a machine on which the original takes ``before``."""
         trial = copied(self._original, share=True)
         changes = {change.name: change for change in self._changes(plan)}
         for change in changes.values():
-            if change.scheme != "merged":
+            if change.form is not MERGED:
                 replace(trial, change)
         for giver, taker in active(plan, self._pairs):
             changes[giver], changes[taker] = join(trial, changes[giver], changes[taker])

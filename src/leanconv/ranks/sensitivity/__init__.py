@@ -1,5 +1,1 @@
-"""What the output feels of every layer: one of them approximated at a time, in the otherwise original network."""
-
-from leanconv.ranks.sensitivity.measure import feel
-
-__all__ = ["feel"]
+"""What every layer does to the output: one of them approximated at a time, in the otherwise original network."""

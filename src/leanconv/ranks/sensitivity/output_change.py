@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from leanconv.calibrate.batches import Batch
 from leanconv.calibrate.probes import Probe
 from leanconv.errors import LeanconvError
+from leanconv.forms.replace import Change, replace
 from leanconv.network.function_trace import tensors
-from leanconv.network.replace import Change, Factors, put, replace
-from leanconv.network.user_model import copied, untouched_rng
+from leanconv.network.layers.modules import Factors, put
+from leanconv.network.user_model import copied
 from leanconv.solve import pca
+from leanconv.system.random_state import untouched_rng
 
 # What is said of a network that answers with NaN, or something as far off, once a layer is approximated.
 FARTHEST = 1e3

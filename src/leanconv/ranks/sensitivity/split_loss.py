@@ -1,4 +1,4 @@
-"""What spatial splits lose of a layer's responses, as they are or once the solver has made the best of them."""
+"""What splits of filters lose of a layer's responses, as they are or once the solver has made the best of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from leanconv.calibrate.batches import Batch
+from leanconv.calibrate.image_subset import collected
 from leanconv.calibrate.probes import Probe
-from leanconv.pipeline.engine import Engine
-from leanconv.pipeline.image_subset import collected
+from leanconv.calibrate.streams import Streams
+from leanconv.forms import Axis
 from leanconv.ranks.by_sensitivity import Points
 from leanconv.ranks.spectra import Spectra
 from leanconv.solve import reduced_rank
@@ -19,29 +20,30 @@ ROWS = 8192
 
 
 def split_losses(
-    engine: Engine,
+    streams: Streams,
     spectra: Spectra,
+    axis: Axis,
     images: list[Batch],
     ranks: dict[str, list[int]],
     step: Callable[[], None],
     *,
     corrected: bool,
 ) -> Iterator[tuple[str, Points]]:
-    """(energy of filters lost, energy of responses lost) at the d'' named, of every layer. Two passes of ``images``.
+    """(energy of filters lost, energy of responses lost) at the ranks named, of every layer. Two passes of ``images``.
 
     ``corrected``: as the solver will map a split's responses to the original's, so does a regression here, from half of
     the images, and the other half tells what it is worth. It is worth much: of the energy that a split loses by itself
     a fifth to two thirds are left in VGG-16.
     """
     most = {name: max(some) for name, some in ranks.items() if some}
-    whole = collected(engine, images, {name: spectra.dense[name] for name in most}, ROWS)
-    probes = {name: split_probe(spectra, name, rank) for name, rank in most.items()}
-    halves = collected(engine, images, probes, ROWS)
+    whole = collected(streams, images, {name: spectra.dense[name] for name in most}, ROWS)
+    probes = {name: split_probe(spectra, name, axis, rank) for name, rank in most.items()}
+    halves = collected(streams, images, probes, ROWS)
     for name, some in ranks.items():
-        found, energies = [], spectra.candidates[name].spatial
+        found, energies = [], spectra.candidates[name].spectrum(axis)
         for rank in some:
             assert energies is not None
-            probe = split_probe(spectra, name, rank)
+            probe = split_probe(spectra, name, axis, rank)
             # The split of a smaller rank is part of that of a larger one.
             x = halves.get(name).y.unflatten(1, (most[name], -1))[:, :rank].flatten(1)
             loss = split_loss(probe, whole.get(name).y, probe.responses(x), corrected=corrected)
@@ -65,7 +67,7 @@ def split_loss(probe: Probe, y: Tensor, given: Tensor, *, corrected: bool) -> fl
     return left / energy if energy > 0 else 0.0
 
 
-def split_probe(spectra: Spectra, name: str, rank: int) -> Probe:
-    """Of the product of a split; what its horizontal factor sees is collected."""
-    dense, split = spectra.dense[name], spectra.split(name, rank)
+def split_probe(spectra: Spectra, name: str, axis: Axis, rank: int) -> Probe:
+    """Of the product of a split; what its second factor sees is collected."""
+    dense, split = spectra.dense[name], spectra.split(name, axis, rank)
     return Probe(dense.site, split.product(), dense.bias, split, halfway=True)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError, listing, unknown_name, whole
-from leanconv.network.model_error import model_failed
 from leanconv.network.survey import survey
 from leanconv.network.torchvision_detectors import kind_of
-from leanconv.network.user_model import check_model, copied, parse_device, untouched_rng
+from leanconv.network.user_model import check_model, copied, model_failed, parse_device
 from leanconv.progress import reporter
 from leanconv.runtimes.bench.layers import LayerTime, layer_times, replaced
 from leanconv.runtimes.bench.machine import machine, threads_set
@@ -22,6 +21,7 @@ from leanconv.runtimes.bench.measure import MEMORY, interleaved, paired_ratio, p
 from leanconv.runtimes.bench.report import Bench, Measurement
 from leanconv.runtimes.runners import DTYPES, RUNTIMES, Conditions, Runner
 from leanconv.runtimes.runners.torch import Torch, placed_input, placed_model
+from leanconv.system.random_state import untouched_rng
 
 
 def bench(

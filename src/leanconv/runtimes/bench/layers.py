@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.network.layers.factored import Factored
-from leanconv.network.recognise import BATCH_NORMS, LAYERS
+from leanconv.network.layers.kinds import LAYERS
+from leanconv.network.recognise import BATCH_NORMS
 from leanconv.network.survey import survey
 from leanconv.runtimes.bench.measure import Ratio, Timing, interleaved, paired_ratio, timing
 
@@ -97,9 +98,9 @@ def replaced(original: nn.Module, accelerated: nn.Module) -> list[str]:
     names = []
     for name, module in original.named_modules():
         other = others.get(name)
-        if not isinstance(module, LAYERS) or not isinstance(other, (*LAYERS, Factored)):
+        if not isinstance(module, LAYERS):
             continue
-        if isinstance(other, Factored) or other.weight.shape != module.weight.shape:
+        if isinstance(other, Factored) or (isinstance(other, LAYERS) and other.weight.shape != module.weight.shape):
             names.append(name)
     return names
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from leanconv.network.user_model import quiet_collector
+from leanconv.system.process_memory import quiet_collector
 
 # Least and most rounds measured: fewer make no interval, more hardly narrow it.
 LEAST, MOST = 5, 2000

@@ -179,7 +179,7 @@ def placed_input(example: Any, conditions: Conditions) -> Any:
 def call_of(network: Any, example: Any) -> Callable[[], Any]:
     import torch
 
-    from leanconv.network.model_error import model_failed
+    from leanconv.network.user_model import model_failed
 
     def call() -> Any:
         with torch.inference_mode():

@@ -1,0 +1,1 @@
+"""Measurements of leanconv: README.md says which command answers which question."""

@@ -1,0 +1,1 @@
+"""Data, networks, machine facts and result files that several benchmarks share."""

@@ -1,0 +1,1 @@
+"""Detectors: trained and accelerated, timed, and checked."""

@@ -1,0 +1,1 @@
+"""How long a run takes, how much memory it needs, and that it survives kill -9."""

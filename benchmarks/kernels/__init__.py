@@ -1,0 +1,1 @@
+"""leanconv's GPU kernels: right, and how fast."""

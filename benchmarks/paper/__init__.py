@@ -1,0 +1,1 @@
+"""The paper's experiments, and the parts of the method on their own."""

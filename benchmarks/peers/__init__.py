@@ -1,0 +1,1 @@
+"""Other methods and other libraries."""

@@ -1,0 +1,1 @@
+"""Every classification network of torchvision and timm."""

@@ -1,1 +1,0 @@
-"""Other people's methods, to compare with."""

@@ -1,0 +1,264 @@
+"""Two streams of images, through the original and through the accelerated network, and the responses seen along them.
+
+The original runs once and leaves sampled responses of every site. The accelerated network runs once too, stopping at
+each site until that has been replaced (``streaming.accelerated``). The images are shared out over the processes of a
+job, whose main one gets all responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from leanconv.calibrate.batches import Batch, Batches, log, out_of_memory
+from leanconv.calibrate.memory import Memory
+from leanconv.calibrate.observe import Seen, observe
+from leanconv.calibrate.positions import Positions
+from leanconv.calibrate.prefetch import Inputs, Travel
+from leanconv.calibrate.probes import Probe, Responses
+from leanconv.calibrate.processes import Team
+from leanconv.calibrate.samples import Joining, Piece, Samples
+from leanconv.calibrate.streaming.accelerated import Cut, Rerun, Stream
+from leanconv.calibrate.streaming.original import Walk
+from leanconv.calibrate.streaming.partition import Cutting, cutting, suits_channels_last, tape_of
+from leanconv.calibrate.streaming.replay import CannotCut
+from leanconv.calibrate.streaming.tape_cache import Tapes
+from leanconv.errors import LeanconvError
+from leanconv.network.user_model import copied
+from leanconv.progress import Progress
+from leanconv.system.stage_clock import Clock
+
+# On a CPU batches are cut so that the largest tensor of a pass has at most so many bytes. Larger ones go back to the
+# system at once (see heap); with fewer images a batch, weights are put in the order convolutions want more often.
+CACHED = 32 << 20
+# On a GPU they are joined until it has about so many, if it has room for many such.
+LAUNCH = 1 << 30
+SEVERAL = 6  # batches there should be then: while the first one is read and travels the GPU has nothing to do;
+AT_HAND = 3  # so many where images were read before, and have set out
+
+
+class SampleStore(Protocol):
+    """Where the original's responses are kept beyond this process."""
+
+    @property
+    def samples(self) -> Path:
+        """The folder they are in."""
+        ...
+
+    def new_samples(self) -> AbstractContextManager[Path]:
+        """A folder to write new ones to; it takes its place when the block ends well, with ``describe`` before."""
+        ...
+
+    def describe(self, sites: dict[str, Any], largest: int | None, images: int) -> None:
+        """What the files are, what batches were cut to and how many images there were."""
+        ...
+
+    def described(self) -> tuple[dict[str, Any], int | None, int | None]:
+        """The same of an earlier process; nothing where there is nothing."""
+        ...
+
+
+@dataclass
+class Streams:
+    original: nn.Module
+    batches: Batches
+    seed: int
+    samples: int  # positions looked at a layer
+    memory: Memory
+    travel: Travel
+    team: Team
+    store: SampleStore | None
+    clock: Clock
+    reporter: Progress
+    cutting: Cutting | None = None
+    tapes: Tapes = field(default_factory=Tapes)
+
+    def __post_init__(self) -> None:
+        self.device = self.memory.device
+        self.inputs = Inputs(self.memory, self.travel)
+        self._joined = Joining()
+        self.images = self.batches.images  # without those that cannot be read, once all were asked for: see targets
+        per_image = max(1, -(-self.samples // self.batches.images))
+        self.positions = Positions(per_image=per_image, images=self.batches.images, seed=self.seed, device=self.device)
+
+    @cached_property
+    def accelerated(self) -> nn.Module:
+        """The network that is being made: a copy of the original that shares its weights."""
+        return copied(self.original, share=True)
+
+    def begin_again(self, memory: Memory) -> None:
+        """With a new copy of the original, for another plan."""
+        self.__dict__.pop("accelerated", None)
+        self.memory, self.inputs = memory, Inputs(memory, self.travel)
+
+    def look(self, probes: list[Probe]) -> None:
+        """Find out how the network can be run."""
+        with self.clock.stage("preparing"):
+            sample = self.batches.sample()
+            plain: dict[str, Seen] = {}  # seen once, however often it is compared with
+            found = self._channels_last(sample, probes, plain)
+            last = found is not None
+            self.batches.channels_last(sample if last else None)
+            self.cutting = found = found or cutting(self.original, sample, probes, self.device, plain)
+            if found.tape is not None:
+                self.tapes = Tapes(found.tape, Batch(0, len(sample), (sample,), last))
+            if found.one_by_one and found.largest:
+                self._regroup(found.largest)
+
+    def _channels_last(self, sample: Any, probes: list[Probe], plain: dict[str, Seen]) -> Cutting | None:
+        """How the network can be run on channels-last images, where that suits the device and every process."""
+        found: Cutting | None = None
+        if suits_channels_last(sample, probes, self.device):
+            with suppress(LeanconvError):  # a network that views its maps in another way does not take them
+                found = cutting(self.original, sample, probes, self.device, plain, True)
+        taken = found is not None and found.reason is None
+        return found if all(self.team.words(taken)) else None
+
+    def _regroup(self, largest: int) -> None:
+        """Batches that suit the device, where images do not mind their company."""
+        if self.device.type == "cpu":
+            # Tensors that stay in the cache, and in memory the allocator keeps, make a pass faster.
+            self.batches.cut(1 << max(0, (CACHED // largest).bit_length() - 1))
+        elif self.device.type == "cuda":
+            # Few large launches: Python takes longer to ask for a small one than the GPU to do it.
+            there = torch.cuda.get_device_properties(self.device).total_memory
+            several = AT_HAND if self.batches.read_at_once else SEVERAL
+            few = -(-self.batches.images // (several * self.team.world))
+            self.batches.join(max(1, min(min(LAUNCH, there // 64) // largest, few)))
+
+    def targets(self, probes: list[Probe]) -> Samples:
+        """Responses of the original network; at the lead, the others have none."""
+        known, largest, images = ({}, None, None) if self.store is None else self.store.described()
+        names = [probe.site.name for probe in probes]
+        if self.team.share(all(name in known for name in names)):
+            self.images = self.team.share(images) or self.images
+            if largest := self.team.share(largest):  # batches as they were; a GPU was short of memory
+                self.batches.cut(largest)
+                self.inputs.drop_all()
+            if self.store is None:  # the lead has them
+                return Samples(self.memory)
+            return Samples.stored(self.memory, self.store.samples, {name: known[name] for name in names})
+        if self.store is None:
+            found = self.responses(self.original, probes, "original network")
+            self.images = sum(self.team.words(self.batches.there))
+            return found
+        with self.store.new_samples() as folder:
+            found = self.responses(self.original, probes, "original network", folder)
+            self.images = sum(self.team.words(self.batches.there))
+            self.store.describe(found.facts(), self.batches.largest, self.images)
+        return found
+
+    def responses(self, network: nn.Module, probes: list[Probe], title: str, folder: Path | None = None) -> Samples:
+        """Responses of ``probes`` over all images, at the lead. Where the device runs out of memory images are kept
+        there no more, then batches are halved, and the pass begins anew: what was seen in other batches is not quite
+        the same."""
+        while True:
+            samples = Samples(self.memory, folder)
+            try:
+                with self.clock.stage(title):
+                    self._observed(network, probes, title, samples)
+                return samples
+            except Exception as error:
+                samples.close()
+                if self.team.world > 1 or not out_of_memory(error):
+                    raise
+                if not self.inputs.drop_all() and not self.batches.halve():
+                    raise
+
+    def _observed(self, network: nn.Module, probes: list[Probe], title: str, samples: Samples) -> None:
+        assert self.cutting is not None
+        alone = self.team.world == 1
+        walk = Walk(network, self.positions, self.inputs, self.tapes, probes)
+        cut = self.cutting.reason is None and network is self.original
+        mine: dict[str, list[Piece]] = {probe.site.name: [] for probe in probes}
+        if self.team.lead:
+            for probe in probes:
+                samples.expect(probe.site.name, **self._expected(probe))
+        with self.reporter.stage(title, self.batches.steps) as stage:
+            observe(
+                network,
+                self.batches,
+                probes,
+                positions=self.positions,
+                device=self.device,
+                take=samples.add if alone else lambda name, first, found: mine[name].append((first, found)),
+                step=stage.advance,
+                tapes=self.tapes if cut else None,
+                inputs=self.inputs,
+                walk=lambda batch: walk(batch) if cut and walk.knows(batch) else None,
+            )
+        _ = self.accelerated  # copied while the device is still at work
+        if not alone:
+            for name in list(mine):
+                for first, found in self.team.gather(mine.pop(name)):
+                    samples.add(name, first, found)
+
+    def _expected(self, probe: Probe) -> dict[str, Any]:
+        """Of a site's sampled responses, about."""
+        site = probe.site
+        rows = self.batches.images * self.positions.count(site.positions)
+        return {"rows": rows, "width": probe.width, "dtype": probe.weight.dtype, "adds": bool(site.adds)}
+
+    def respond(
+        self, probes: dict[str, Probe], dense: list[Probe], done: Container[str], step: Callable[[], None]
+    ) -> Iterator[tuple[int, str, Responses | None]]:
+        """Every site that is not ``done``, shallow to deep: its number, its name and what its probe responds in the
+        accelerated network as it stands; the responses at the main process only. Whoever takes one puts the site's
+        factors into ``accelerated`` before asking for the next.
+
+        ``dense``: the original's probes of all sites, also of those that stay as they are. ``step``: called for every
+        batch.
+        """
+        with self.clock.stage("accelerated network"):
+            stream = self._stream(probes, dense)
+        for number, name in enumerate(stream.order, 1):
+            if name in done:
+                continue
+            with self.clock.stage("accelerated network"):
+                held = [self._given(stream, probes[name], step)]
+            yield number, name, held.pop()  # nothing here holds on to it: it is large
+
+    def _given(self, stream: Stream, probe: Probe, step: Callable[[], None]) -> Responses | None:
+        """What ``probe`` responds in the network as it stands, at the lead."""
+        pieces = stream.pieces(probe, step)
+        if self.team.world > 1:
+            pieces = self.team.gather(list(pieces))
+        return self._joined(pieces, self._expected(probe)["rows"]) if self.team.lead else None
+
+    def _stream(self, probes: dict[str, Probe], dense: list[Probe]) -> Stream:
+        """The stream cut into parts where it can be, the same way on every process."""
+        assert self.cutting is not None
+        reason = self.cutting.reason
+        made: Stream | None = None
+        if reason is None:
+            try:
+                made = Cut(
+                    self.accelerated,
+                    self.batches,
+                    self.positions,
+                    self.memory,
+                    self.inputs,
+                    self.tapes,
+                    [probe.site for probe in dense],
+                    probes,
+                    lambda batch: tape_of(self.original, batch, dense, self.device),
+                )
+            except CannotCut as error:
+                reason = str(error)
+        reasons = [said for said in self.team.words(reason) if said is not None]
+        if made is not None and not reasons:
+            return made
+        if self.team.lead:
+            log.warning(
+                "this network cannot be stopped between its layers (%s); it is run again for every layer, which takes "
+                "longer.",
+                reasons[0],
+            )
+        return Rerun(self.accelerated, self.batches, self.positions, self.device, self.inputs, list(probes))

@@ -1,0 +1,418 @@
+"""The stages of a run: a network and images are analyzed, ranks are planned, the plan is applied.
+
+    analyze    look at the network, run it over the images, keep sampled responses and their spectra: the slow part
+    plan       the form and ranks of every layer for a speed-up: cheap, again and again
+    apply      fit every layer and put it into a copy of the network
+
+``accelerate`` is exactly this chain. All stages of one run share a ``Session``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from leanconv.calibrate.batches import Batches, take
+from leanconv.calibrate.detections import Detections
+from leanconv.calibrate.image_arguments import check_images
+from leanconv.calibrate.memory import device_share
+from leanconv.calibrate.prefetch import SHARE
+from leanconv.calibrate.streams import Streams
+from leanconv.config import Options
+from leanconv.errors import LeanconvError
+from leanconv.forms import Choices
+from leanconv.forms.merge import join
+from leanconv.forms.replace import Change
+from leanconv.network import reasons
+from leanconv.network.reasons import by_reason
+from leanconv.network.sites import in_order, warn_of_linear_fits
+from leanconv.network.source import identify
+from leanconv.network.torchvision_detectors import kind_of, seen_as_detector, seen_as_tensors
+from leanconv.network.user_model import copied, device_of
+from leanconv.pipeline.layer_state import LayerState
+from leanconv.pipeline.plan import Plan, read_plan
+from leanconv.pipeline.prepare import Prepared, prepare
+from leanconv.pipeline.session import Session
+from leanconv.pipeline.solve_layers import Run, solve_layers, split_filters
+from leanconv.ranks import Candidate, Pairs, active, by_hand
+from leanconv.ranks.manual import checked
+from leanconv.ranks.selector import Request
+from leanconv.ranks.spectra import Spectra
+from leanconv.result import Accelerated, LayerReport
+from leanconv.storage.workdir import digest_of_images, digest_of_model
+from leanconv.system.text_table import table
+
+
+class Analysis:
+    """A network looked at: its layers, the original's sampled responses and their spectra.
+
+    ``plan`` and ``apply`` may be called as often as wanted. ``close`` it, or use it in a ``with`` block, to give its
+    memory and its workdir back.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: nn.Module,
+        prepared: Prepared,
+        streams: Streams,
+        spectra: Spectra,
+        options: Options,
+        judges: Tensor | None,
+        *,
+        last: bool,
+    ):
+        """``judges``: images put aside to judge a distillation by. ``last``: see ``analyze_model``."""
+        self._session, self._model, self._prepared = session, model, prepared
+        self._streams, self._spectra, self._options, self._judges = streams, spectra, options, judges
+        self._last, self._applied = last, False
+
+    def __enter__(self) -> Analysis:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._spectra.targets.close()
+        self._session.close()
+
+    @property
+    def layers(self) -> dict[str, Candidate]:
+        """The layers that can be replaced, in the order they run: geometry, cost and spectra."""
+        return dict(self._spectra.candidates)
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Every other layer that counts, and the reason."""
+        return in_order(self._prepared.skipped, self._prepared.survey)
+
+    @property
+    def reachable(self) -> float:
+        """The largest speed-up that can be planned, with every rank at 1."""
+        return self._prepared.reachable()
+
+    def __str__(self) -> str:
+        total = self._prepared.survey.macs
+        rows = [
+            [
+                name,
+                " x ".join(map(str, one.geometry.kernel)),
+                f"{one.geometry.in_channels} -> {one.geometry.out_channels}",
+                f"{one.cost.dense / 1e6:.2f}",
+                f"{100 * one.cost.dense / total:.1f}%",
+            ]
+            for name, one in self.layers.items()
+        ]
+        lines = [table(["layer", "kernel", "channels", "MMACs", "share"], rows, left=2)]
+        lines += [f"as it is: {line}" for line in by_reason(self.skipped)]
+        return "\n".join([*lines, f"up to {self.reachable:.2f}x fewer MACs of {total / 1e6:.1f} M"])
+
+    def plan(
+        self, speedup: float | str | Path | None = None, ranks: Any = None, *, asymmetric: bool | None = None
+    ) -> Plan:
+        """The form and ranks of every layer. Arguments as for ``accelerate``; ``speedup`` may also be the path of a
+        plan that was saved. ``asymmetric``: whether layers will be fitted to the input they will have."""
+        if isinstance(speedup, (str, Path)):
+            choices, pairs = read_plan(Path(speedup))
+            for name, choice in choices.items():
+                checked(name, choice, self._candidate(name).geometry)
+            return self._as_plan(choices, pairs)
+        options = self._asked(speedup=speedup, ranks=ranks, asymmetric=asymmetric)
+        with self._session.guarded():
+            choices, pairs = self._chosen(options)
+        self._options = options
+        return self._as_plan(choices, pairs)
+
+    def apply(
+        self, plan: Plan, *, solver: str | None = None, asymmetric: bool | None = None, refine: Any = None
+    ) -> Accelerated:
+        """The network with every layer of the plan replaced and fitted. Arguments as for ``accelerate``."""
+        before = self._options.refine
+        self._options = options = self._asked(solver=solver, asymmetric=asymmetric, refine=refine)
+        with self._session.guarded():
+            if options.refine == "distill" and before != options.refine:
+                self._check_distillable()
+            result = self._applied_plan(plan, options)
+            if kind_of(self._model) is not None:
+                seen_as_detector(result.model)
+            result.model.to(device_of(self._model))
+            if self._last:
+                self._session.travel.end()
+            if options.refine == "distill":
+                result = self._distilled(result, options)
+            self._session.finish()
+        return result
+
+    def _candidate(self, name: str) -> Candidate:
+        if name not in self._spectra.candidates:
+            raise LeanconvError(f"the plan names layer {name!r}, which cannot be replaced in this network.")
+        return self._spectra.candidates[name]
+
+    def _asked(self, **given: Any) -> Options:
+        """The arguments so far with these; None is what was given before."""
+        changed = self._options.changed(**{name: value for name, value in given.items() if value is not None})
+        return self._options if changed == self._options else changed
+
+    def _as_plan(self, choices: Choices, pairs: Pairs) -> Plan:
+        prepared = self._prepared
+        return Plan(choices, pairs, self._spectra.candidates, fixed=prepared.fixed_macs, scheme=prepared.options.forms)
+
+    def _chosen(self, options: Options) -> tuple[Choices, Pairs]:
+        """By the selector, at the main process, or by hand."""
+        prepared, streams, pairs = self._prepared, self._streams, self._prepared.pairs
+        if isinstance(options.ranks, Mapping):
+            geometries = {name: site.geometry for name, site in prepared.sites.items()}
+            choices = by_hand(options.ranks, geometries, prepared.skipped, options.forms)
+            return choices, active(choices, [pair for pair in pairs if pair[1] in choices])
+        selector = prepared.selector
+        if selector is None or options is not prepared.options:
+            selector = options.selector.prepared(self._model, streams.batches.sample(), comparable=prepared.comparable)
+        self._selector = selector
+        chosen: tuple[Choices, Pairs] | None = None
+        if streams.team.lead:
+            request = Request(
+                streams=streams,
+                spectra=self._spectra,
+                sites=prepared.sites,
+                pairs=pairs,
+                fixed=prepared.fixed_macs,
+                speedup=options.speedup,
+                scheme=options.forms,
+                refits=options.asymmetric,
+                arguments=options.to_json(),
+                notes=self._session.notes,
+                changes=lambda choices: self._changes(choices, pairs),
+            )
+            chosen = selector.choose(request)
+        return streams.team.share(chosen)
+
+    def _changes(self, choices: Choices, pairs: Pairs) -> list[Change]:
+        """What choices do to the layers, those that only take in a factor included."""
+        takers = {taker for _, taker in active(choices, pairs)}
+        sites = self._prepared.sites
+        states = [self._state(name, choices, {}) for name in sites if name in choices or name in takers]
+        return [state.change for state in states]
+
+    def _state(self, name: str, choices: Choices, macs: Mapping[str, int]) -> LayerState:
+        return LayerState(self._prepared.sites[name], self._spectra.dense[name], choices.get(name), macs.get(name, 0))
+
+    def _applied_plan(self, plan: Plan, options: Options) -> Accelerated:
+        prepared, streams, spectra, team = self._prepared, self._streams, self._spectra, self._streams.team
+        if self._applied:
+            streams.begin_again(self._session.memory())
+        self._applied = True
+        self._session.begin(options)
+        choices, pairs, macs = dict(plan), plan.pairs, plan.macs
+        kept = team.share(spectra.kept(prepared.pairs, prepared.survey) if team.lead else None)
+        takers = {taker for _, taker in pairs}
+        layers = {
+            name: self._state(name, choices, macs) for name in prepared.sites if name in choices or name in takers
+        }
+        skipped = self._left_whole(layers)
+        energies = team.share({name: spectra.candidates[name].energy(choice) for name, choice in choices.items()})
+        for name, energy in energies.items():
+            layers[name].energy = energy
+        run = Run(
+            streams=streams,
+            targets=spectra.targets,
+            dense=spectra.dense,
+            options=options,
+            work=self._session.work,
+            keep_targets=not self._last,
+        )
+        with streams.clock.stage("solving"):
+            splits = {name: spectra.split_of(name, choice) for name, choice in choices.items()} if team.lead else {}
+            split_filters(run, layers, {name: split for name, split in splits.items() if split is not None})
+        if team.lead and options.solver == "nonlinear" and options.forms.fitted:
+            warn_of_linear_fits(layer.site for layer in layers.values() if layer.choice is not None)
+        solve_layers(run, layers)
+        if self._last:
+            spectra.targets.close()
+        index = {name: prepared.sites[name].index for name in prepared.sites}
+        for giver, taker in sorted(pairs, key=lambda pair: index[pair[0]]):
+            one, other = layers[giver], layers[taker]
+            one.change, other.change = join(streams.accelerated, one.change, other.change)
+        given = {taker: choices[giver].ranks[-1:] for giver, taker in pairs}
+        for name, buffer in streams.accelerated.named_buffers():
+            if name in prepared.buffers and buffer.shape == prepared.buffers[name].shape:
+                buffer.copy_(prepared.buffers[name])
+        reports = [_report(layers[name], given.get(name, ())) for name in sorted(layers, key=lambda name: index[name])]
+        saved = sum(report.macs_before - report.macs_after for report in reports)
+        selector = None if isinstance(options.ranks, Mapping) else self._selector
+        return Accelerated(
+            model=streams.accelerated.eval(),
+            layers=reports,
+            skipped=in_order(skipped, prepared.survey),
+            macs_before=prepared.survey.macs,
+            macs_after=prepared.survey.macs - saved,
+            parameters_before=_parameters(prepared.original),
+            parameters_after=_parameters(streams.accelerated),
+            images=streams.images,
+            changes=[layer.change for layer in layers.values()],
+            options=options,
+            source=identify(prepared.original),
+            seconds=streams.clock.seconds,
+            spectra=kept,
+            timing=team.share(selector.final_times(streams) if selector is not None and team.lead else None),
+        )
+
+    def _left_whole(self, layers: Mapping[str, LayerState]) -> dict[str, str]:
+        """Why each layer stays as it is; responses of those that were to be replaced are not needed any more."""
+        prepared, scheme = self._prepared, self._prepared.options.forms
+        skipped = dict(prepared.skipped)
+        for name, site in prepared.sites.items():
+            if name in layers:
+                continue
+            if self._last:
+                self._spectra.targets.drop(name)
+            forms = scheme.applicable(site.geometry)
+            if not forms:
+                skipped[name] = reasons.NOT_SPATIAL
+            elif all(form.macs(site.cost, (1,) * len(form.axes)) >= site.cost.dense for form in forms):
+                skipped[name] = reasons.NOT_CHEAPER
+            else:
+                skipped[name] = reasons.NOT_NEEDED
+        return skipped
+
+    def _check_distillable(self) -> None:
+        from leanconv.train.distill import check_distillable, check_examples
+
+        check_distillable(self._model, self._session.team.world)
+        check_examples(self._prepared.original, self._prepared.sites, self._streams.batches)
+
+    def _distilled(self, result: Accelerated, options: Options) -> Accelerated:
+        from leanconv.train.distill import distilled, joined
+
+        session = self._session
+        with session.clock.stage("distilling"):
+            return distilled(
+                result,
+                self._model,
+                joined(self._streams.batches, session.memory()),
+                self._judges,
+                steps=options.steps,
+                seed=options.seed,
+                device=session.device,
+                workdir=None if session.work is None else session.work.distilling,
+                progress=session.progress,
+            )
+
+
+def analyze_model(
+    model: nn.Module, images: Iterable[Any], options: Options, session: Session, *, last: bool
+) -> Analysis:
+    """``last``: only one plan will be applied, so responses are let go as layers are solved."""
+    try:
+        with session.guarded():
+            return _analyzed(model, images, options, session, last=last)
+    except BaseException:
+        session.close()
+        raise
+
+
+def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session: Session, *, last: bool) -> Analysis:
+    with session.clock.stage("preparing"):
+        given, prepared = _looked_at(model, images, options, session)
+        batches, judges = given, None
+        if options.refine == "distill":
+            from leanconv.train.distill import are_few, put_aside
+
+            if are_few(given.images):
+                batches, judges = put_aside(given, options.seed)
+        session.check_alike(model, batches, options)
+    if session.keeps_state:
+        with session.clock.stage("opening the workdir"):
+            _open_state(session, model, given, batches, options)
+            if last:
+                session.begin(options)
+    del given  # with few images to distil from, others than those that are left
+    if isinstance(options.ranks, Mapping):
+        geometries = {name: site.geometry for name, site in prepared.sites.items()}
+        by_hand(options.ranks, geometries, prepared.skipped, options.forms)  # refused before long work
+        prepared.keep_only(options.ranks)
+    streams = Streams(
+        original=prepared.original,
+        batches=batches,
+        seed=options.seed,
+        samples=options.most_samples,
+        memory=session.memory(),
+        travel=session.travel,
+        team=session.team,
+        store=session.work,
+        clock=session.clock,
+        reporter=session.reporter,
+    )
+    dense = {name: prepared.probe(site) for name, site in prepared.sites.items()}
+    streams.look(list(dense.values()))
+    targets = streams.targets(list(dense.values()))
+    spectra = Spectra(dense, targets, options.forms)
+    with session.clock.stage("statistics"), session.reporter.stage("statistics", len(dense)) as stage:
+        if session.team.lead:
+            known = session.notes.read("spectra")
+            if spectra.measure(known, stage.advance):
+                session.notes.write("spectra", known)
+    return Analysis(session, model, prepared, streams, spectra, options, judges, last=last)
+
+
+def _open_state(session: Session, model: nn.Module, given: Batches, fitted: Batches, options: Options) -> None:
+    """Check the arguments against what the workdir holds. ``fitted``: what is left of the images ``given``."""
+    shares = session.team.words(digest_of_images(given))
+    if session.work is not None:
+        images = hashlib.sha256(repr(sorted(item for share in shares for item in share)).encode()).hexdigest()
+        facts = {"model": digest_of_model(model), "images": images, "device": session.device.type}
+        session.work.begin({**facts, "all images": fitted is given}, options)
+
+
+def _looked_at(model: nn.Module, images: Iterable[Any], options: Options, session: Session) -> tuple[Batches, Prepared]:
+    """The images as the network is given them, which may set out for a GPU meanwhile, and what can be done."""
+    rank, world = session.team.rank, session.team.world
+    distills = options.refine == "distill"
+    if distills:
+        from leanconv.train.distill import are_few, check_distillable, check_examples
+
+        check_distillable(model, world)
+    if kind_of(model) is None:
+        batches = take(images, rank=rank, world=world)
+        if not (distills and are_few(batches.images)):  # some of these will not take part
+            share = min(session.share, device_share(session.device, None))
+            session.travel.send(batches, int(SHARE * share))
+        prepared = prepare(model, batches.sample(), options, session.device)
+        if distills:
+            check_examples(prepared.original, prepared.sites, batches)
+        return batches, prepared
+    check_images(images)
+    detector = copied(model).eval().to(session.device)
+    seen = Detections(detector, images, session.device)
+    batches = take(seen, rank=rank, world=world)
+    real = seen.real(options.layers)
+    seen_as_tensors(detector)
+    return batches, prepare(detector, batches.sample(), options, session.device, real)
+
+
+def reachable_speedup(model: nn.Module, images: Iterable[Any], options: Options, session: Session) -> float:
+    with session.guarded():
+        return _looked_at(model, images, options, session)[1].reachable()
+
+
+def _report(layer: LayerState, taken: tuple[int, ...]) -> LayerReport:
+    """``taken``: the d' that a layer which stays whole has taken in."""
+    assert layer.outcome is not None
+    return LayerReport(
+        name=layer.name,
+        scheme=layer.change.form.name,
+        ranks=taken if layer.choice is None else layer.choice.ranks,
+        macs_before=layer.site.cost.dense,
+        macs_after=layer.macs,
+        energy=layer.energy,
+        **asdict(layer.outcome),
+    )
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,3 @@
+"""Fixtures that the tests of this room share."""
+
+from tests.support.detection_benchmark import folder  # noqa: F401
