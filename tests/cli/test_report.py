@@ -14,13 +14,12 @@ import pytest
 import leanconv
 from leanconv import LeanconvError
 from leanconv.cli.main import run
-from leanconv.report import page as page_module
-from leanconv.report import write_report
+from leanconv.report import render, write_report
 from leanconv.report.facts import facts_of
-from tests import reports
 from tests.cli.test_cli import NETWORK
 from tests.conftest import plain_network
 from tests.images.test_images import write_picture
+from tests.support import reports
 
 # Fixtures, which pytest looks for by name in this file.
 result, folder = reports.result, reports.folder
@@ -62,7 +61,7 @@ def test_a_full_disk_leaves_the_old_report(folder: Path, tmp_path: Path, monkeyp
 
 
 def test_without_plotly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page_module.plotly_js.cache_clear()
+    render.plotly_js.cache_clear()
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(LeanconvError, match=r"plotly is not installed; pip install 'leanconv\[report\]'"):
         write_report(folder)

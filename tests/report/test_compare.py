@@ -11,9 +11,9 @@ import pytest
 import safetensors.torch
 
 import leanconv
+from leanconv.cli.compare import as_text
 from leanconv.cli.networks import open_network
-from leanconv.report.compare import Comparison, compare
-from leanconv.report.compare.text import as_text
+from leanconv.report.comparison import Comparison, compare
 from leanconv.storage.records import write_record
 from tests.cli.test_cli import ACCELERATE, leanconv_command, place  # noqa: F401
 from tests.conftest import plain_network, smooth_images

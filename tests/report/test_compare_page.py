@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 import leanconv
-from leanconv.report.compare import compare
-from leanconv.report.compare.charts import against_macs, against_time
-from leanconv.report.compare.page import page
+from leanconv.report.comparison import against_macs, against_time, compare
+from leanconv.report.render import comparison_page as page
 from leanconv.storage.records import write_record
 from tests.cli.test_cli import leanconv_command  # noqa: F401
 from tests.report.test_compare import evaluation, made, saved, timing  # noqa: F401
@@ -118,7 +117,7 @@ def test_a_full_disk_leaves_no_folders(saved: Path, leanconv_command, monkeypatc
 
 
 def test_without_plotly_a_sentence(saved: Path, leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    from leanconv.report.page import plotly_js
+    from leanconv.report.render import plotly_js
 
     write_record(saved / "half", "evaluation", evaluation(0.05))
     plotly_js.cache_clear()

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from leanconv.report.head import cards
+from leanconv.report.sections import accuracy, error_label, legend, repeated, times
 from torch import nn
 
 import leanconv
 from leanconv.report.advice import advice
 from leanconv.report.facts import facts_of
-from leanconv.report.head import cards
 from leanconv.report.measured import times_of
-from leanconv.report.page import page
-from leanconv.report.sections import accuracy, error_label, legend, repeated, times
+from leanconv.report.render import page
 from leanconv.storage.records import write_record
-from tests import reports
 from tests.conftest import smooth_images
 from tests.report.test_compare import timing
+from tests.support import reports
 from tests.support.reports import NASTY, many_layers, record_all
 
 # Fixtures, which pytest looks for by name in this file.

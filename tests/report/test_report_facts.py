@@ -14,10 +14,10 @@ from leanconv import LeanconvError
 from leanconv.ranks.portable_log import log
 from leanconv.report.advice import advice
 from leanconv.report.facts import facts_of
-from leanconv.report.page import page
+from leanconv.report.render import page
 from leanconv.storage.records import write_record
-from tests import reports
 from tests.conftest import plain_network, smooth_images
+from tests.support import reports
 
 # Fixtures, which pytest looks for by name in this file.
 result, folder = reports.result, reports.folder

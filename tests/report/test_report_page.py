@@ -12,7 +12,7 @@ import pytest
 
 import leanconv
 from leanconv.report import write_report
-from leanconv.report.page import page as page_of
+from leanconv.report.render import page as page_of
 from tests.conftest import plain_network, smooth_images
 from tests.support.reports import NASTY, many_layers, record_all
 

@@ -18,8 +18,8 @@ from leanconv.network.layers.geometry import Cost, Geometry, Scheme
 from leanconv.ranks import Candidate, KeptSpectra
 from leanconv.ranks.candidates import Energies
 from leanconv.report import write_report
-from tests import test_report_page as browser
 from tests.conftest import plain_network, smooth_images
+from tests.report import test_report_page as browser
 from tests.report.test_report_page import Opened
 
 pytestmark = browser.pytestmark

@@ -69,8 +69,9 @@ def many_layers(count: int, width: int) -> Facts:
             scheme="3d",
             ranks=(9, 9),
             limits=(3 * width, width),
+            kinds=("spatial", "channel"),
             energy=0.9,
-            filters_energy=0.8,
+            filters=0.8,
             error=0.1,
         )
         for name in names
@@ -79,7 +80,8 @@ def many_layers(count: int, width: int) -> Facts:
         folder="many",
         network="many",
         original="MODEL",
-        weights=None,
+        source="many",
+        original_options=(),
         macs_before=count * cost.dense,
         macs_after=count * cost.both(9, 9),
         parameters_before=2,
