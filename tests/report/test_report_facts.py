@@ -93,7 +93,7 @@ def test_how_to_repeat(result: leanconv.Accelerated, folder: Path, tmp_path: Pat
     assert facts.another == (
         "leanconv accelerate net.py:build --weights w.pth --images a --out 'my folder'-{speedup}x --speedup {speedup}"
     )
-    assert (facts.original, facts.weights) == ("net.py:build", "w.pth")
+    assert (facts.original, facts.original_options) == ("net.py:build", ("--weights", "w.pth"))
     assert "evaluate net.py:build" in (advice(facts)[0].command or "")
     slash = replace(result, command=[*typed.split(), "slash/"]).save(tmp_path / "slash")
     assert "--out slash-{speedup}x" in facts_of(slash).another

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from leanconv.errors import LeanconvError
-from leanconv.report.write import check_report
+from leanconv.report import check_report
 from leanconv.runtimes.export.file_name import new_file
 from leanconv.system.atomic_files import check_absent, check_name, check_parent, folders_of, part_beside
 

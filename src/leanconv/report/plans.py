@@ -12,9 +12,9 @@ from leanconv.report.facts import form_label
 SMALLEST = 1.2
 # The slider ends here, or at three times the speed-up of the run, or at the largest there is.
 LARGEST = 8.0
-MOST, LEAST = 40, 12  # plans
+MOST, LEAST = 40, 8  # plans
 # A plan takes about 4 ms a layer; with this many layers in all plans together a page takes a few seconds.
-LAYERS = 1000
+LAYERS = 800
 
 
 def speedups(kept: KeptSpectra, target: float) -> list[float]:
