@@ -177,7 +177,7 @@ def test_an_infinite_error_is_no_end() -> None:
 
 
 def test_two_hundred_layers_fit() -> None:
-    assert len(page(many_layers(200, 256)).encode()) < 6e6
+    assert len(page(many_layers(200, 128)).encode()) < 6e6
 
 
 def test_the_page_asks_for_nothing_outside(folder: Path) -> None:

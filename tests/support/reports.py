@@ -100,3 +100,13 @@ def many_layers(count: int, width: int) -> Facts:
         accuracy=None,
         spectra=kept,
     )
+
+
+def plan_labels(kept: KeptSpectra, speedup: float) -> list[str]:
+    """What the slider of a page shows of each candidate: the form and its ranks."""
+    plan, pairs = kept.select(speedup)
+    shown = dict.fromkeys((one.name for one in kept.candidates), "not replaced")
+    shown |= {taker: f"merged {plan[giver].ranks[-1]}" for giver, taker in pairs}
+    return list(
+        (shown | {name: f"{one.scheme} {' × '.join(map(str, one.ranks))}" for name, one in plan.items()}).values()
+    )
