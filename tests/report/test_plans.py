@@ -102,7 +102,7 @@ def test_the_plans_are_those_that_python_selects(case: str, tmp_path: Path) -> N
     merged = 0
     for plan in data["plans"]:
         assert [label for label, _, _ in plan["layers"]] == plan_labels(kept, plan["speedup"])
-        assert plan["replaced"] == len(kept.select(plan["speedup"])[0])
+        assert plan["replaced"] == sum(not label.startswith(("not", "merged")) for label, _, _ in plan["layers"])
         assert plan["speedup"] <= plan["achieved"] < 1.02 * plan["speedup"]
         assert plan["macs"] == kept.fixed + sum(macs for _, macs, _ in plan["layers"])
         merged += sum(label.startswith("merged") for label, _, _ in plan["layers"])

@@ -13,7 +13,6 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-const times = (ranks) => ranks.join(" × ");
 const counted = (number) => `${number} ${number === 1 ? "layer" : "layers"}`;
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
@@ -60,57 +59,28 @@ const theme = (() => {
 
 // --- the strip -------------------------------------------------------------------------------------------------------
 
-function describe(layer) {
-  const cost = `${layer.name}: ${macs(layer.macs_before)}`;
-  if (!layer.scheme) return `${cost} MACs, not replaced${layer.reason ? ` (${layer.reason})` : ""}`;
-  return `${cost} → ${macs(layer.macs_after)} MACs (${(layer.macs_before / layer.macs_after).toFixed(2)}x), ` +
-    `${layer.scheme}, rank ${times(layer.ranks)} of ${times(layer.limits)}, energy ${percent(layer.energy)}, ` +
-    `error ${layer.error === null ? "infinite" : layer.error.toFixed(3)}${facts.tuned ? " before fine-tuning" : ""}`;
-}
-
-function drawStrip() {
-  const [WIDTH, TOP, GAP, BOTTOM] = [1000, 52, 66, 52];
-  const made = (tag, attributes, ...children) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    give(node, attributes);
-    node.append(...children);
-    return node;
-  };
-  const scale = WIDTH / Math.max(facts.macs_before, facts.macs_after);
-  let [above, below] = [facts.macs_before, facts.macs_after].map((cost) => (WIDTH - cost * scale) / 2);
-  const nodes = facts.layers.map((layer, at) => {
-    const [a, b] = [layer.macs_before * scale, layer.macs_after * scale];
-    const group = made(
-      "g", { class: "layer", role: "option", tabindex: at ? -1 : 0, "aria-selected": "false", "aria-label": describe(layer) },
-      made("path", { d: `M${above} ${TOP}H${above + a}L${below + b} ${TOP + GAP}H${below}Z` }),
-      made("rect", { x: above, y: 0, width: a, height: TOP }),
-      made("rect", { x: below, y: TOP + GAP, width: b, height: BOTTOM }),
-    );
-    [above, below] = [above + a, below + b];
-    return group;
-  });
-  const svg = made("svg", {
-    viewBox: `0 0 ${WIDTH} ${TOP + GAP + BOTTOM}`, preserveAspectRatio: "none", class: nodes.length > 60 ? "many" : "",
-    role: "listbox", "aria-orientation": "horizontal", "aria-label": "Layers by cost, before and after",
-  }, ...nodes);
+function strip() {
+  const nodes = [...document.querySelectorAll("#strip .layer")];
   const paint = () => nodes.forEach((node, at) => {
     node.setAttribute("fill", facts.layers[at].scheme ? colour(at, nodes.length) : "var(--dense)");
   });
   let now = 0;
+  const mark = (on) => {
+    nodes[now].classList.toggle("on", on);
+    give(nodes[now], { tabindex: on ? 0 : -1, "aria-selected": on });
+  };
   const choose = (at, focus) => {
-    nodes[now].classList.remove("on");
-    give(nodes[now], { tabindex: -1, "aria-selected": "false" });
+    mark(false);
     now = at;
-    nodes[now].classList.add("on");
-    give(nodes[now], { tabindex: 0, "aria-selected": "true" });
+    mark(true);
     if (focus) nodes[now].focus();
-    byId("readout").textContent = describe(facts.layers[now]);
+    byId("readout").textContent = nodes[now].getAttribute("aria-label");
   };
   nodes.forEach((node, at) => {
     for (const event of ["pointerenter", "focus"]) node.addEventListener(event, () => choose(at, false));
     node.addEventListener("click", () => choose(at, true));
   });
-  svg.addEventListener("keydown", (event) => {
+  byId("strip").addEventListener("keydown", (event) => {
     const last = nodes.length - 1;
     const to = { ArrowRight: Math.min(now + 1, last), ArrowLeft: Math.max(now - 1, 0), Home: 0, End: last }[event.key];
     if (to === undefined) return;
@@ -119,8 +89,6 @@ function drawStrip() {
   });
   paint();
   redraw.push(paint);
-  const line = (label, cost) => element("p", { class: "ends" }, element("span", {}, label), element("b", {}, `${macs(cost)} MACs`));
-  byId("strip").append(line("before", facts.macs_before), svg, line("after", facts.macs_after));
 }
 
 // --- what if: the plans that Python made, of which the slider and the number choose the nearest ----------------------
@@ -160,15 +128,14 @@ function whatIf() {
 
 // --- paper: what is folded on the screen is open on it, and as it was afterwards -------------------------------------
 
-let unfolded = [];
+let folded = [];
+const open = (yes) => folded.forEach((one) => { one.open = yes; });
 addEventListener("beforeprint", () => {
-  unfolded = [...document.querySelectorAll("details:not([open])")];
-  for (const one of unfolded) one.open = true;
+  folded = [...document.querySelectorAll("details:not([open])")];
+  open(true);
 });
-addEventListener("afterprint", () => {
-  for (const one of unfolded.splice(0)) one.open = false;
-});
+addEventListener("afterprint", () => open(false));
 
-if (facts.layers) drawStrip();
+if (facts.layers) strip();
 if (facts.plans?.length) whatIf();
 theme.show();
