@@ -95,22 +95,23 @@ def test_the_plans_are_those_that_python_selects(case: str, tmp_path: Path) -> N
     kept = result.spectra
     assert kept is not None
     data = data_of(page_of(facts_of(result.save(tmp_path / "saved"))))
-    assert [(name, dense) for name, _, dense in data["candidates"]] == [
-        (one.name, one.cost.dense) for one in kept.candidates
-    ]
-    assert len(data["plans"]) >= 5
+    assert [name for name, _, _ in data["candidates"]] == [one.name for one in kept.candidates]
+    made_plans = plans(kept, data["target"])
+    assert len(made_plans) >= 5
     merged = 0
-    for plan in data["plans"]:
-        assert [label for label, _, _ in plan["layers"]] == plan_labels(kept, plan["speedup"])
-        assert plan["replaced"] == sum(not label.startswith(("not", "merged")) for label, _, _ in plan["layers"])
-        assert plan["speedup"] <= plan["achieved"] < 1.02 * plan["speedup"]
-        assert plan["macs"] == kept.fixed + sum(macs for _, macs, _ in plan["layers"])
-        merged += sum(label.startswith("merged") for label, _, _ in plan["layers"])
+    for plan, shown in zip(made_plans, data["plans"], strict=True):
+        expected = plan_labels(kept, plan.speedup)
+        assert [layer.label for layer in plan.layers] == expected
+        assert (shown["speedup"], [label for label, *_ in shown["layers"]]) == (plan.speedup, expected)
+        assert plan.replaced == sum(not label.startswith(("not", "merged")) for label in expected)
+        assert plan.speedup <= plan.before / plan.after < 1.02 * plan.speedup
+        assert plan.after == kept.fixed + sum(layer.macs for layer in plan.layers)
+        merged += sum(label.startswith("merged") for label in expected)
     assert (merged > 0) == case.startswith("linked")
     if result.options.ranks == "energy":  # the run is among them, with the ranks and the MACs it has
-        (own,) = [plan for plan in data["plans"] if plan["speedup"] == data["target"]]
-        assert [now for _, now, _ in data["candidates"]] == [label for label, _, _ in own["layers"]]
-        assert own["macs"] == result.macs_after
+        (own,) = [plan for plan in made_plans if plan.speedup == data["target"]]
+        assert [now for _, now, _ in data["candidates"]] == [layer.label for layer in own.layers]
+        assert (own.before, own.after) == (result.macs_before, result.macs_after)
 
 
 def test_speedups_are_few_for_large_networks_and_end_at_what_can_be_had() -> None:
@@ -134,6 +135,4 @@ def test_what_cannot_be_met_is_no_place_of_the_slider() -> None:
         except LeanconvError:
             refused.append(speedup)
     assert refused
-    assert [plan["speedup"] for plan in plans(coarse, 1.5)] == [
-        one for one in speedups(coarse, 1.5) if one not in refused
-    ]
+    assert [plan.speedup for plan in plans(coarse, 1.5)] == [one for one in speedups(coarse, 1.5) if one not in refused]

@@ -31,7 +31,7 @@ def shown(page: Any) -> list[str]:
 
 def test_the_slider_itself(page: Any, result: leanconv.Accelerated) -> None:
     assert result.spectra is not None
-    places = [plan["speedup"] for plan in plans(result.spectra, 2.0)]
+    places = [plan.speedup for plan in plans(result.spectra, 2.0)]
     assert page.input_value("#what-number") == "2"
     assert shown(page) == labels(result.spectra, 2.0)
     assert page.locator("#what-body tr.changed").count() == 0
@@ -55,7 +55,7 @@ def test_a_number_goes_to_the_nearest_plan(
     page: Any, result: leanconv.Accelerated, typed: str, place: int | None
 ) -> None:
     assert result.spectra is not None
-    places = [plan["speedup"] for plan in plans(result.spectra, 2.0)]
+    places = [plan.speedup for plan in plans(result.spectra, 2.0)]
     for number, expected in (("2.02", 2.0), (typed, 2.0 if place is None else places[place])):
         page.fill("#what-number", number)
         page.keyboard.press("Enter")

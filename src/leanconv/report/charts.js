@@ -26,23 +26,24 @@
 
   // Layers along x: by name while there is room, else counted from 1.
   function layerAxis(place, shown) {
-    const axis = { range: [-0.6, shown.length - 0.4], showgrid: false, zeroline: false };
-    const all = shown.map((_, i) => i);
-    if (shown.length <= place.clientWidth / 18) {
-      const short = (name) => plain(name.length > 16 ? `…${name.slice(-15)}` : name);
-      return { ...axis, tickvals: all, ticktext: shown.map((layer) => short(layer.name)) };
-    }
-    const every = Math.ceil(shown.length / 10 / 5) * 5;
-    const ticks = all.filter((i) => i === 0 || (i + 1) % every === 0);
-    return { ...axis, tickvals: ticks, ticktext: ticks.map((i) => i + 1), title: { text: "layer, counted as they run" } };
+    const named = shown.length <= place.clientWidth / 18;
+    const every = named ? 1 : Math.ceil(shown.length / 10 / 5) * 5;
+    const ticks = shown.map((_, i) => i).filter((i) => i === 0 || (i + 1) % every === 0);
+    const label = (name, i) => (named ? plain(name.length > 16 ? `…${name.slice(-15)}` : name) : i + 1);
+    return {
+      range: [-0.6, shown.length - 0.4], showgrid: false, zeroline: false, tickvals: ticks,
+      ticktext: ticks.map((i) => label(shown[i].name, i)), title: { text: named ? "" : "layer, counted as they run" },
+    };
   }
 
   const bars = (name, shown, y, color, hovertemplate, more = {}) => ({
     type: "bar", name, x: shown.map((_, i) => i), y, marker: { color }, text: shown.map((layer) => plain(layer.name)),
     textposition: "none", hovertemplate, ...more,
   });
-  const spread = (low, high, color, width) => ({
-    type: "data", symmetric: false, array: high, arrayminus: low, color, thickness: 1.2, width,
+  const dots = (color, size, symbol) => ({ color, size, symbol, line: { color: css("--card"), width: 1.5 } });
+  const spread = (all, at, color) => ({
+    type: "data", symmetric: false, array: all.map((one) => one.high - at(one)), arrayminus: all.map((one) => at(one) - one.low),
+    color, thickness: 1.2, width: 4,
   });
 
   // Energy over the share of the full rank; a dot at the rank of this run.
@@ -55,13 +56,13 @@
       line: { color: colourOf(curve), width: crowded ? 1 : 2 }, opacity: crowded ? 0.6 : 0.9,
     }));
     const chosen = curves.filter((curve) => curve.chosen);
-    const dots = {
+    const cuts = {
       type: "scatter", mode: "markers", x: chosen.map(({ chosen: [rank], full }) => (100 * rank) / full), y: chosen.map((curve) => curve.chosen[1]),
       text: chosen.map((curve) => `${plain(curve.name)}<br>rank ${curve.chosen[0]} of ${curve.full}`), hovertemplate: "%{text}: %{y:.1f} %<extra>chosen</extra>",
-      marker: { color: chosen.map(colourOf), size: crowded ? 6 : 11, line: { color: css("--card"), width: 1.5 } },
+      marker: dots(chosen.map(colourOf), crowded ? 6 : 11),
     };
     const xaxis = { range: [0, 102], ticksuffix: " %", title: { text: "rank, of full rank" } };
-    return [[...lines, dots], { showlegend: false, xaxis, yaxis: { range: [0, 104], ticksuffix: " %" } }];
+    return [[...lines, cuts], { showlegend: false, xaxis, yaxis: { range: [0, 104], ticksuffix: " %" } }];
   };
 
   // Of several folders. Names stand beside points where there is room; pointing at one shows its name anyway.
@@ -79,9 +80,8 @@
         text: points.map((point) => (original ? "original" : plain(point.name))), textposition: at % 2 ? "top right" : "bottom right",
         textfont: { color: css("--soft"), size: 12 }, customdata: points.map((point) => [plain(point.name), point.low, point.high]),
         hovertemplate: `%{customdata[0]}<br>%{y:.2f} % at %{x:.4~g}${unit}${original ? "" : "<br>%{customdata[1]:.2f} to %{customdata[2]:.2f} %"}<extra></extra>`,
-        line: { color, width: 1.5, dash: "dot" },
-        marker: { color, size: original ? 12 : 10, symbol: original ? "diamond" : "circle", line: { color: css("--card"), width: 1.5 } },
-        ...(original ? {} : { error_y: spread(points.map((point) => point.y - point.low), points.map((point) => point.high - point.y), color, 4) }),
+        line: { color, width: 1.5, dash: "dot" }, marker: dots(color, original ? 12 : 10, original ? "diamond" : "circle"),
+        error_y: original ? {} : spread(points, (point) => point.y, color),
       };
     });
     return [traces, {
@@ -102,10 +102,8 @@
         bars("d'' of full", done, shares((kind) => kind === "spatial"), css("--before"), hover),
         bars("d' of full", done, shares((kind) => kind !== "spatial"), css("--accent"), hover),
       ].filter((trace) => trace.y.some((value) => value !== null));
-      traces.push({
-        ...bars("energy kept", done, done.map((layer) => 100 * layer.energy), css("--good"), hover), type: "scatter", mode: "markers",
-        marker: { color: css("--good"), size: 10, symbol: "diamond", line: { color: css("--card"), width: 1 } },
-      });
+      const marks = { type: "scatter", mode: "markers", marker: dots(css("--good"), 10, "diamond") };
+      traces.push(bars("energy kept", done, done.map((layer) => 100 * layer.energy), css("--good"), hover, marks));
       return [traces, { xaxis: layerAxis(place, done), yaxis: { range: [0, 104], ticksuffix: " %" } }];
     },
     "chart-error": (place) => [
@@ -114,12 +112,12 @@
     ],
     "chart-time": (place) => {
       const shown = facts.times;
+      const ratios = shown.map((layer) => layer.ratio);
       const hover = "%{text}<br>%{y:.2f}x<extra>%{fullData.name}</extra>";
-      const [low, high] = [shown.map(({ ratio }) => ratio.value - ratio.low), shown.map(({ ratio }) => ratio.high - ratio.value)];
       const even = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: css("--warn"), dash: "dot", width: 1.5 } };
       return [[
         bars("theoretical (MACs)", shown, shown.map((layer) => layer.macs_ratio), css("--before"), hover),
-        bars("actual (time)", shown, shown.map((layer) => layer.ratio.value), css("--accent"), hover, { error_y: spread(low, high, css("--soft"), 3) }),
+        bars("actual (time)", shown, ratios.map((ratio) => ratio.value), css("--accent"), hover, { error_y: spread(ratios, (one) => one.value, css("--soft")) }),
       ], { shapes: [even], xaxis: layerAxis(place, shown), yaxis: { rangemode: "tozero", ticksuffix: "x" } }];
     },
     "chart-channel": energies("channel"),
@@ -145,9 +143,6 @@
   draw();
   redraw.push(draw);
   let width = innerWidth;
-  addEventListener("resize", () => {
-    if (innerWidth !== width) draw();
-    width = innerWidth;
-  });
+  addEventListener("resize", () => width !== (width = innerWidth) && draw());
   document.body.dataset.drawn = "yes";
 })();

@@ -13,15 +13,6 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-const counted = (number) => `${number} ${number === 1 ? "layer" : "layers"}`;
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
-
-// Three digits, with the unit that suits: 29.4 M.
-function macs(value) {
-  const [unit, size] = [["G", 1e9], ["M", 1e6], ["k", 1e3]].find(([, size]) => value >= 0.9995 * size) || ["", 1];
-  return unit ? `${(value / size).toPrecision(3).replace(/e\+?.*/, "")} ${unit}` : String(value);
-}
-
 // From blue over teal to amber with depth, so that a layer has one colour everywhere; lighter on a dark page.
 const DEPTHS = [[43, 79, 194], [24, 140, 148], [125, 166, 74], [222, 158, 54]];
 function colour(at, count) {
@@ -99,25 +90,20 @@ function whatIf() {
     const far = facts.plans.map((plan) => Math.abs(plan.speedup - speedup));
     return far.indexOf(Math.min(...far));
   };
-  const row = ([name, now, dense], [label, cost, energy]) => {
-    const bar = element("span", { class: "bars", "aria-hidden": "true" }, element("span", { class: "bar" }));
-    bar.firstChild.style.width = `${(100 * cost) / dense}%`;
+  const row = ([name, now, dense], [label, cost, energy, share]) => {
+    const bar = element("progress", { value: share, "aria-hidden": "true" });
     return element(
       "tr", label === now ? {} : { class: "changed" }, element("th", { scope: "row" }, name), element("td", {}, now),
-      element("td", { class: "new" }, label), element("td", {}, macs(dense)), element("td", {}, macs(cost), bar),
-      element("td", {}, percent(energy)),
+      element("td", { class: "new" }, label), element("td", {}, dense), element("td", {}, cost, bar), element("td", {}, energy),
     );
   };
   const show = (at) => {
-    const { speedup, macs: after, achieved, replaced, layers } = facts.plans[at];
+    const { speedup, said, layers } = facts.plans[at];
     slider.value = at;
     slider.setAttribute("aria-valuetext", `${speedup}x`);
     exact.value = body.dataset.speedup = speedup;
     body.replaceChildren(...facts.candidates.map((candidate, i) => row(candidate, layers[i])));
-    const changed = body.querySelectorAll(".changed").length;
-    byId("what-said").textContent =
-      `At ${speedup}x: ${counted(replaced)} replaced, ${macs(facts.macs_before)} → ${macs(after)} MACs (${achieved.toFixed(3)}x, ` +
-      `skipped layers counted); ${changed ? counted(changed) : "no layer"} ${changed > 1 ? "differ" : "differs"} from this run.`;
+    byId("what-said").textContent = said;
     byId("what-command").textContent = facts.another.replaceAll("{speedup}", String(speedup));
   };
   slider.max = facts.plans.length - 1;

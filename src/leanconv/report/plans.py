@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from leanconv.errors import LeanconvError
 from leanconv.ranks import KeptSpectra
@@ -17,6 +17,24 @@ MOST, LEAST = 40, 8  # plans
 LAYERS = 800
 
 
+@dataclass(frozen=True)
+class PlannedLayer:
+    label: str  # its form and ranks
+    macs: int
+    energy: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``layers`` in the order of the candidates; MACs of the whole network before and after."""
+
+    speedup: float  # that was asked for
+    before: int
+    after: int
+    replaced: int  # layers that have factors
+    layers: list[PlannedLayer]
+
+
 def speedups(kept: KeptSpectra, target: float) -> list[float]:
     """In equal ratios, each rounded to a twentieth, with the ``target`` of the run among them."""
     end = min(kept.reachable, max(LARGEST, 3 * target))
@@ -27,31 +45,26 @@ def speedups(kept: KeptSpectra, target: float) -> list[float]:
     return sorted({speedup for speedup in (*rounded, target) if speedup > 1})
 
 
-def plans(kept: KeptSpectra, target: float) -> list[dict[str, Any]]:
-    """What ``ranks="energy"`` gives for each speed-up that can be met. ``layers``: form, MACs and energy of each
-    candidate; ``replaced``: how many have factors."""
+def plans(kept: KeptSpectra, target: float) -> list[Plan]:
+    """What ``ranks="energy"`` gives for each speed-up that can be met."""
     by_name = {one.name: one for one in kept.candidates}
     before = kept.fixed + sum(one.cost.dense for one in kept.candidates)
-    made: list[dict[str, Any]] = []
+    made = []
     for speedup in speedups(kept, target):
         try:
             plan, pairs = kept.select(speedup)
         except LeanconvError:  # the ranks are too coarse for it
             continue
         macs = macs_after(by_name, plan, pairs)
-        givers = {taker: giver for giver, taker in pairs}
-        layers = []
-        for name, candidate in by_name.items():
-            choice = plan.get(name)
-            label = form_label(None, ())
-            if choice is not None:
-                label = form_label(choice.scheme, choice.ranks)
-            elif name in givers:
-                label = form_label("merged", plan[givers[name]].ranks[-1:])
-            energy = 1.0 if choice is None else candidate.energy(choice)
-            layers.append([label, macs[name], round(energy, 5)])
-        after = kept.fixed + sum(macs.values())
-        made.append(
-            {"speedup": speedup, "macs": after, "achieved": before / after, "replaced": len(plan), "layers": layers}
-        )
+        forms: dict[str, tuple[str, tuple[int, ...]]] = {
+            taker: ("merged", plan[giver].ranks[-1:]) for giver, taker in pairs
+        }
+        forms |= {name: (choice.scheme, choice.ranks) for name, choice in plan.items()}
+        layers = [
+            PlannedLayer(
+                form_label(*forms.get(name, (None, ()))), macs[name], one.energy(plan[name]) if name in plan else 1.0
+            )
+            for name, one in by_name.items()
+        ]
+        made.append(Plan(speedup, before, kept.fixed + sum(macs.values()), len(plan), layers))
     return made

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from leanconv._version import __version__
 from leanconv.errors import LeanconvError, listing
 from leanconv.evaluation.paired import points
+from leanconv.ranks import KeptSpectra
 from leanconv.report.advice import advice
 from leanconv.report.comparison import Comparison, against_macs, against_time, tables
 from leanconv.report.facts import FORMS, Facts, LayerFacts, facts_of
@@ -131,20 +132,37 @@ def _data(facts: Facts) -> dict[str, Any]:
     # Ranks by hand or by time have no target in MACs: the speed-up that was reached, rounded down, stands for it.
     asked = None if facts.options["ranks"] == "latency" else facts.options["speedup"]
     target = max(1.05, math.floor(20 * facts.speedup) / 20) if asked is None else asked
-    kept = facts.spectra
-    now = {layer.name: layer.label for layer in facts.layers}
     return {
-        "macs_before": facts.macs_before,
-        "macs_after": facts.macs_after,
-        "tuned": facts.tuned is not None,
         "another": facts.another,
         "target": target,
         "layers": [_layer(layer) for layer in facts.layers],
         "times": [asdict(layer) for layer in facts.times.layers] if facts.times else [],
         "curves": {kind: _curves(facts, kind) for kind in ("channel", "spatial")},
-        "candidates": [[one.name, now.get(one.name, ""), one.cost.dense] for one in kept.candidates] if kept else [],
-        "plans": plans(kept, target) if kept else [],
+        **(_slider(facts, facts.spectra, target) if facts.spectra else {"plans": []}),
     }
+
+
+def _slider(facts: Facts, kept: KeptSpectra, target: float) -> dict[str, Any]:
+    """Of each candidate its name, its form in this run and its MACs; of each plan what the page says of it."""
+    labels = {layer.name: layer.label for layer in facts.layers}
+    now = [labels.get(one.name, "") for one in kept.candidates]
+    shown = []
+    for plan in plans(kept, target):
+        differ = sum(layer.label != label for layer, label in zip(plan.layers, now, strict=True))
+        said = f"At {plan.speedup:g}x: {_count(plan.replaced, 'layer')} replaced, {_si(plan.before)} → {_si(plan.after)} "
+        said += f"MACs ({plan.before / plan.after:.3f}x, skipped layers counted); {_count(differ, 'layer')} "
+        shown.append(
+            {
+                "speedup": plan.speedup,
+                "said": f"{said}{'differs' if differ == 1 else 'differ'} from this run.",
+                "layers": [
+                    [one.label, _si(one.macs), _percent(one.energy), round(one.macs / candidate.cost.dense, 4)]
+                    for one, candidate in zip(plan.layers, kept.candidates, strict=True)
+                ],
+            }
+        )
+    dense = [[one.name, form, _si(one.cost.dense)] for one, form in zip(kept.candidates, now, strict=True)]
+    return {"candidates": dense, "plans": shown}
 
 
 def _layer(layer: LayerFacts) -> dict[str, Any]:
