@@ -69,6 +69,24 @@ def test_the_command_plots_and_prints_json(saved: Path, leanconv_command) -> Non
     assert out.splitlines()[-1].startswith("plots/two.html: ")
 
 
+def test_report_of_several_folders_is_the_same_page(saved: Path, leanconv_command) -> None:  # noqa: F811
+    code, out, err = leanconv_command("report half third")
+    assert code == 0, err
+    assert out.startswith("comparison.html: ")
+    text = (saved / "comparison.html").read_text()
+    assert "No accuracy is recorded for these folders" in text  # tables and what to do are there anyway
+    assert "record it, for FOLDER each of them: leanconv evaluate" in text
+    write_record(saved / "half", "evaluation", evaluation(0.05))
+    assert leanconv_command("compare half third --plot two.html")[0] == 0
+    code, out, _ = leanconv_command("report half third --out comparison.html --json")
+    assert code == 0
+    assert json.loads(out)["report"] == "comparison.html"
+    assert (saved / "comparison.html").read_text() == (saved / "two.html").read_text()
+    code, _, err = leanconv_command("report half third --out half")
+    assert code == 2
+    assert "--out 'half' is a folder; give the name of a file" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -77,7 +77,7 @@
       return {
         type: "scatter", mode: (original ? "markers" : "lines+markers") + (named ? "+text" : ""), name: plain(series.name) + (original ? " (original)" : ""),
         x: points.map((point) => point.x), y: points.map((point) => point.y), cliponaxis: false,
-        text: points.map((point) => (original ? "original" : plain(point.name))), textposition: at % 2 ? "top right" : "bottom right",
+        text: points.map((point) => (original ? "original" : plain(point.name))), textposition: "bottom right",
         textfont: { color: css("--soft"), size: 12 }, customdata: points.map((point) => [plain(point.name), point.low, point.high]),
         hovertemplate: `%{customdata[0]}<br>%{y:.2f} % at %{x:.4~g}${unit}${original ? "" : "<br>%{customdata[1]:.2f} to %{customdata[2]:.2f} %"}<extra></extra>`,
         line: { color, width: 1.5, dash: "dot" }, marker: dots(color, original ? 12 : 10, original ? "diamond" : "circle"),

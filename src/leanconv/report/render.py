@@ -149,7 +149,9 @@ def _slider(facts: Facts, kept: KeptSpectra, target: float) -> dict[str, Any]:
     shown = []
     for plan in plans(kept, target):
         differ = sum(layer.label != label for layer, label in zip(plan.layers, now, strict=True))
-        said = f"At {plan.speedup:g}x: {_count(plan.replaced, 'layer')} replaced, {_si(plan.before)} → {_si(plan.after)} "
+        said = (
+            f"At {plan.speedup:g}x: {_count(plan.replaced, 'layer')} replaced, {_si(plan.before)} → {_si(plan.after)} "
+        )
         said += f"MACs ({plan.before / plan.after:.3f}x, skipped layers counted); {_count(differ, 'layer')} "
         shown.append(
             {
