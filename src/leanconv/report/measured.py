@@ -19,20 +19,26 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
-    """Both networks in one setting, milliseconds of a call. ``device`` is the name of the GPU, or of the CPU."""
+class BeforeAfter:
+    """Milliseconds of a batch."""
+
+    batch: int
+    before: Interval
+    after: Interval
+    ratio: Interval
+    noisy: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed(BeforeAfter):
+    """Both networks in one setting. ``device`` is the name of the GPU, or of the CPU."""
 
     runtime: str
-    batch: int
     threads: int
     device: str
     gpu: bool
     dtype: str
     size: str  # of the input
-    before: Interval
-    after: Interval
-    ratio: Interval
-    noisy: bool
 
     @property
     def setting(self) -> str:
@@ -41,16 +47,9 @@ class Timed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerTimed:
-    """A layer before and after, milliseconds of a batch."""
-
+class LayerTimed(BeforeAfter):
     name: str
-    batch: int
     macs_ratio: float
-    before: Interval
-    after: Interval
-    ratio: Interval
-    noisy: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,28 +92,24 @@ class Accuracy:
 def times_of(data: dict[str, Any], folder: Path) -> Times | None:
     """Of ``bench.json``; None where one network was timed alone, which says nothing about speed-up."""
     try:
-        batches = {layer["batch"] for layer in data["layers"]}
         machine, conditions = data["machine"], data["conditions"]
         gpu, threads = machine["gpu"], machine["threads"]
         setting = {"threads": threads, "device": gpu or machine["cpu"], "gpu": gpu is not None}
         setting |= {"dtype": conditions["dtype"], "size": conditions["input"]}
         measurements = [
-            Timed(
-                runtime=timed["runtime"],
-                batch=timed["batch"],
-                **setting,
-                **_timed(list(timed["networks"].values()), timed["ratio"]),
-            )
-            for timed in data["measurements"]
-            if timed["ratio"] is not None
+            Timed(runtime=one["runtime"], **setting, **_before_after(one, list(one["networks"].values()), one["ratio"]))
+            for one in data["measurements"]
+            if one["ratio"] is not None
         ]
+        smallest = min((one["batch"] for one in data["layers"]), default=None)
         layers = [
             LayerTimed(
-                **{key: layer[key] for key in ("name", "batch", "macs_ratio")},
-                **_timed([layer["before"], layer["after"]], layer["time_ratio"]),
+                name=one["name"],
+                macs_ratio=one["macs_ratio"],
+                **_before_after(one, [one["before"], one["after"]], one["time_ratio"]),
             )
-            for layer in data["layers"]
-            if layer["batch"] == min(batches)
+            for one in data["layers"]
+            if one["batch"] == smallest
         ]
         where = gpu or f"{machine['cpu']}, {threads} thread{'' if threads == 1 else 's'}"
         where = f"{where}, torch {machine['torch']}, {conditions['dtype']}, {conditions['input']}"
@@ -124,14 +119,10 @@ def times_of(data: dict[str, Any], folder: Path) -> Times | None:
     return Times(measurements=measurements, layers=layers, machine=where, notes=notes) if measurements else None
 
 
-def _timed(networks: list[dict[str, Any]], ratio: dict[str, Any]) -> dict[str, Any]:
-    before, after = networks
-
-    def interval(one: dict[str, Any]) -> Interval:
-        return Interval(value=one["median_ms"], low=one["low_ms"], high=one["high_ms"])
-
-    noisy = before["noisy"] or after["noisy"]
-    return {"before": interval(before), "after": interval(after), "ratio": Interval(**ratio), "noisy": noisy}
+def _before_after(one: dict[str, Any], networks: list[dict[str, Any]], ratio: dict[str, Any]) -> dict[str, Any]:
+    before, after = (Interval(value=net["median_ms"], low=net["low_ms"], high=net["high_ms"]) for net in networks)
+    noisy = any(net["noisy"] for net in networks)
+    return {"batch": one["batch"], "before": before, "after": after, "ratio": Interval(**ratio), "noisy": noisy}
 
 
 def accuracy_of(data: dict[str, Any], folder: Path) -> Accuracy:

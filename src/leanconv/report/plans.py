@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from leanconv.errors import LeanconvError
 from leanconv.ranks import KeptSpectra
@@ -17,15 +17,13 @@ MOST, LEAST = 40, 8  # plans
 LAYERS = 800
 
 
-@dataclass(frozen=True)
-class PlannedLayer:
+class PlannedLayer(NamedTuple):
     label: str  # its form and ranks
     macs: int
     energy: float
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """``layers`` in the order of the candidates; MACs of the whole network before and after."""
 
     speedup: float  # that was asked for

@@ -21,7 +21,6 @@ from leanconv.ranks import KeptSpectra
 from leanconv.report.advice import advice
 from leanconv.report.comparison import Comparison, against_macs, against_time, tables
 from leanconv.report.facts import FORMS, Facts, LayerFacts, facts_of
-from leanconv.report.measured import Interval
 from leanconv.report.plans import plans
 from leanconv.system.atomic_files import cannot_write, check_name, check_parent, folders_of, is_taken
 from leanconv.system.text_files import write_whole
@@ -158,7 +157,7 @@ def _slider(facts: Facts, kept: KeptSpectra, target: float) -> dict[str, Any]:
                 "speedup": plan.speedup,
                 "said": f"{said}{'differs' if differ == 1 else 'differ'} from this run.",
                 "layers": [
-                    [one.label, _si(one.macs), _percent(one.energy), round(one.macs / candidate.cost.dense, 4)]
+                    [one.label, _si(one.macs), f"{100 * one.energy:.1f} %", round(one.macs / candidate.cost.dense, 4)]
                     for one, candidate in zip(plan.layers, kept.candidates, strict=True)
                 ],
             }
@@ -211,7 +210,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    made.filters.update(si=_si, percent=_percent, fixed=_fixed, points=points, span=_span, gain=_gain, count=_count)
+    made.filters.update(si=_si, count=_count, points=points)
+    made.filters.update(
+        percent=lambda share: "" if share is None else f"{100 * share:.1f} %",
+        fixed=lambda value, digits: "" if value is None else f"{value:.{digits}f}",
+        span=lambda ratio: f"{ratio.low:.2f} to {ratio.high:.2f}",
+        # The interval of a loss as one of a change.
+        gain=lambda lost: "" if lost is None else f"{points(-lost.high)} to {points(-lost.low)}",
+    )
     made.globals.update(version=__version__, file=_file, plotly=_packed_plotly, change=_change)
     return made
 
@@ -243,23 +249,6 @@ def _si(value: float) -> str:
             number = value / size
             return f"{number:.{max(0, 2 - len(str(int(number))) + 1)}f} {unit}"
     return f"{value:g}"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f} %"
-
-
-def _fixed(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def _span(interval: Interval) -> str:
-    return f"{interval.low:.2f} to {interval.high:.2f}"
-
-
-def _gain(lost: Interval | None) -> str:
-    """The interval of a loss as one of a change."""
-    return "" if lost is None else f"{points(-lost.high)} to {points(-lost.low)}"
 
 
 def _count(number: int, what: str) -> str:
