@@ -94,6 +94,15 @@ def _ranks(name: str, value: Any) -> Any:
     return one_of("ranks", value, tuple(SELECTORS), "or a dict {'layer': rank}")
 
 
+def _plain(ranks: Any) -> Any:
+    """Ranks of a layer as they are saved; a ``Choice`` becomes its form's name and its ranks."""
+    if hasattr(ranks, "form"):
+        return [ranks.form.name, *ranks.ranks]
+    if isinstance(ranks, (tuple, list)):
+        return [each if isinstance(each, str) else int(each) for each in ranks]
+    return int(ranks)
+
+
 def _target(name: str, value: Any) -> Target:
     return Target.check(value)
 
@@ -266,7 +275,5 @@ class Options:
         data["skip"] = None if self.skip is None else list(self.skip)
         data["target"] = None if self.target is None else self.target.to_json()
         if isinstance(self.ranks, Mapping):
-            data["ranks"] = {
-                k: [int(n) for n in v] if isinstance(v, (tuple, list)) else int(v) for k, v in self.ranks.items()
-            }
+            data["ranks"] = {layer: _plain(ranks) for layer, ranks in self.ranks.items()}
         return data

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from leanconv.errors import LeanconvError, unknown_name
-from leanconv.forms import Choice, Choices, Scheme
+from leanconv.forms import FORMS, Choice, Choices, Scheme
 from leanconv.network.layers.geometry import Geometry
 
 
@@ -35,6 +35,8 @@ def by_hand(
 
 def choice_by_hand(name: str, given: Any, geometry: Geometry, scheme: Scheme) -> Choice:
     """The form of the scheme that has most ranks for such a layer, with the ranks given."""
+    if isinstance(given, (list, tuple)) and given and given[0] in FORMS:  # as it is saved
+        given = Choice(FORMS[given[0]], tuple(given[1:]))
     if isinstance(given, Choice):
         return checked(name, given, geometry)
     forms = scheme.applicable(geometry)
