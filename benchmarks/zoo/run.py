@@ -34,7 +34,7 @@ from typing import Any, Literal
 import timm
 import torch
 import torchvision
-from leanconv.pipeline.run import Job
+from leanconv.pipeline.prepare import Prepared, prepare
 from torch import Tensor, nn
 
 import leanconv
@@ -116,17 +116,17 @@ def output(model: nn.Module, images: Tensor) -> Tensor:
     return answer
 
 
-def prepared(model: nn.Module, images: Tensor, layers: Literal["conv", "all"], skip: list[str] | None) -> Job:
+def prepared(model: nn.Module, images: Tensor, layers: Literal["conv", "all"], skip: list[str] | None) -> Prepared:
     options = Options.check(skip=skip, layers=layers)
-    return Job.prepare(model, take([images]).sample(), options, torch.device("cpu"))
+    return prepare(model, take([images]).sample(), options, torch.device("cpu"))
 
 
-def too_large(job: Job) -> list[str]:
+def too_large(looked_at: Prepared) -> list[str]:
     """The largest layers of a network whose eigenproblems, O(d^3) each, together would take too long.
 
     They are left out for the sake of the clock; a library that handles a layer handles the next of its kind.
     """
-    work = {name: s.geometry.groups * s.geometry.channel_limit**3 for name, s in job.sites.items()}
+    work = {name: s.geometry.groups * s.geometry.channel_limit**3 for name, s in looked_at.sites.items()}
     left_out: list[str] = []
     for name in sorted(work, key=lambda name: work[name], reverse=True):
         if sum(work.values()) <= EIGEN_WORK or len(work) <= AT_LEAST:
@@ -136,10 +136,10 @@ def too_large(job: Job) -> list[str]:
     return left_out
 
 
-def full_ranks(job: Job) -> dict[str, Any]:
+def full_ranks(looked_at: Prepared) -> dict[str, Any]:
     """Nothing left out: d' and d'' at their limits."""
     ranks: dict[str, Any] = {}
-    for name, site in job.sites.items():
+    for name, site in looked_at.sites.items():
         g = site.geometry
         ranks[name] = (g.spatial_limit, g.channel_limit) if g.splits_spatially else g.channel_limit
     return ranks
@@ -174,7 +174,7 @@ def _check(entry: Entry, row: Row) -> None:
     linear = sum(layer.macs for layer in everything.survey.layers if layer.type == "Linear")
     layers: Literal["conv", "all"] = "all" if linear > everything.survey.macs / 2 else "conv"
     job = everything if layers == "all" else prepared(model, images, layers, None)
-    row.layers, row.sites = layers, len(job.sites)
+    row.layers, row.sites = layers, len(looked_at.sites)
     if large := too_large(job):
         first = next(layer.name for layer in job.survey.layers if layer.type != "Linear")
         job = prepared(model, images, layers, [first, *large])

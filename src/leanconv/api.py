@@ -119,6 +119,10 @@ def accelerate(
             raise TypeError(f"accelerate() got an unexpected keyword argument {name!r}")
     for name in [*old, *(["kernels"] if kernels != "none" else [])]:
         warnings.warn(f"{name}= is going; write {OLD[name]} instead.", FutureWarning, stacklevel=2)
+    if kernels != "none":
+        from leanconv.kernels.optimize import apply, check_kernels
+
+        check_kernels(kernels)  # before long work
     options = Options.check(
         speedup=speedup,
         scheme=scheme,
@@ -139,9 +143,6 @@ def accelerate(
         plan = analysis.plan(speedup, ranks, asymmetric=asymmetric)
         result = analysis.apply(plan, solver=solver, asymmetric=asymmetric, refine=refine)
     if kernels != "none":
-        from leanconv.kernels.optimize import apply, check_kernels
-
-        check_kernels(kernels)
         apply(result.model, kernels)
     return result
 

@@ -235,14 +235,14 @@ def test_no_progress_says_nothing(capsys) -> None:
 
 
 def test_layers_of_an_earlier_run_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    images, fitted = torch.randn(8, 3, 12, 12), leanconv.pipeline.solve_layers.fit_site
+    images, fitted = torch.randn(8, 3, 12, 12), leanconv.pipeline.solve_layers.fit_layer
 
     def interrupted(probe: Probe, *arguments: object, **named: object) -> object:
         if probe.site.name == "4":
             raise KeyboardInterrupt
         return fitted(probe, *arguments, **named)
 
-    monkeypatch.setattr(leanconv.pipeline.solve_layers, "fit_site", interrupted)
+    monkeypatch.setattr(leanconv.pipeline.solve_layers, "fit_layer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         leanconv.accelerate(small(), images, 1.5, samples=500, workdir=tmp_path / "work")
     monkeypatch.undo()
