@@ -164,7 +164,7 @@ def test_the_original_of_a_folder_is_built_by_name(
 ) -> None:
     model = leanconv.models.character_cnn()
     images = torch.rand(8, 1, 32, 32)
-    leanconv.accelerate(model, images, 2, solver="linear", samples=100, progress=False).save("lean")
+    leanconv.accelerate(model, images, 2, "channel", solver="linear", samples=100, progress=False).save("lean")
     assert command(monkeypatch, "bench", "lean", "--seconds", "0.1", "--channels", "1", "--size", "32", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["networks"] == ["leanconv:character_cnn", "lean"]

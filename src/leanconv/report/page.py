@@ -15,7 +15,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from leanconv._version import __version__
+from leanconv import __version__
 from leanconv.errors import LeanconvError
 from leanconv.ranks import KeptSpectra
 from leanconv.report import head, sections

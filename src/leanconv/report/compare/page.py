@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from leanconv._version import __version__
+from leanconv import __version__
 from leanconv.errors import LeanconvError, listing
 from leanconv.report.compare.charts import against_macs, against_time, measures
 from leanconv.report.compare.missing import evaluate_command
