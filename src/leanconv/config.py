@@ -107,7 +107,7 @@ class Options:
         4.0, "Convolution MACs before / after; with latency ranks: time before / after.", check=_speedup
     )
     scheme: str = option(
-        "3d", "The forms a layer may take: channel, spatial, 3d, or several joined by +.", check=_scheme
+        "3d", "The forms a layer may take: 3d, channel, spatial, or several joined by +.", check=_scheme
     )
     solver: Solver = option("nonlinear", "Fit responses (linear), or what is left of them behind the activation.")
     asymmetric: bool = option(True, "Fit each layer to the input the layers already accelerated give it.")

@@ -243,8 +243,11 @@ def test_the_commands_option(
 
 def test_refusals() -> None:
     model, images = plain_network(), smooth_images(8)
-    with pytest.raises(LeanconvError, match="sweeps=2 fits the spatial splits of scheme='3d', and scheme='channel'"):
+    with (
+        pytest.warns(FutureWarning, match="sweeps= is going"),
+        pytest.raises(LeanconvError, match="sweeps=2 fits the spatial splits of scheme='3d', and scheme='channel'"),
+    ):
         leanconv.accelerate(model, images, scheme="channel", sweeps=2)
     for wrong in (-1, 1.5, "2", True):
         with pytest.raises(LeanconvError, match=r"sweeps=.* must be a whole number from 0"):
-            leanconv.accelerate(model, images, sweeps=wrong)  # type: ignore[arg-type]
+            ThreeD(sweeps=wrong)  # type: ignore[arg-type]

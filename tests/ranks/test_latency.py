@@ -310,7 +310,7 @@ def test_forms_of_a_layer_are_what_would_stand_in_its_place() -> None:
 
 BAD = [
     ({"target": Target()}, r"target=.* goes with ranks='latency' only"),
-    ({"latency": 5}, r"latency=5 goes with ranks='latency' only"),
+    ({"latency": 5}, r"latency=5.0 goes with ranks='latency' only"),
     ({"ranks": {"2": 5}, "latency": 5}, r"goes with ranks='latency' only"),
     ({"ranks": "latency", "latency": 0}, r"latency=0 must be milliseconds above 0"),
     ({"ranks": "latency", "target": "torch"}, r"target is a str; give leanconv.Target"),

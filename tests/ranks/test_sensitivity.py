@@ -148,13 +148,13 @@ def test_layers_may_lose_what_changes_the_output_alike() -> None:
 @pytest.mark.parametrize("scheme", ["channel", "spatial", "3d"])
 def test_the_layer_that_matters_least_is_cut_most(scheme: Any, speedup: float) -> None:
     """The same layers, one of which changes the output a hundred times less: it costs less, and the others more."""
-    macs = {}
+    macs = []
     for which in (SHARP, DULL):
         merit = least_change({one.name: SHARP for one in NETWORK} | {"c": which}, refits=True)
         plan = select(NETWORK, fixed=FIXED, speedup=speedup, scheme=SCHEMES[scheme], search="forms", merit=merit)
         assert speedup <= achieved(NETWORK, plan, FIXED) < 1.02 * speedup
-        macs[which] = NETWORK[2].macs(plan.get("c"))
-    assert macs[DULL] < macs[SHARP]
+        macs.append(NETWORK[2].macs(plan.get("c")))
+    assert macs[1] < macs[0]
 
 
 def test_layers_that_are_fitted_in_factors_are_not_left_whole() -> None:

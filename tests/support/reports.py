@@ -68,12 +68,13 @@ def many_layers(count: int, width: int) -> Facts:
         LayerFacts(
             name=name,
             macs_before=cost.dense,
-            macs_after=THREE_D.macs(cost, (9, 9)),
+            macs_after=THREE_D.macs(cost, (5, 5)),
             scheme="3d",
-            ranks=(9, 9),
+            ranks=(5, 5),
             limits=(3 * width, width),
+            kinds=("spatial", "channel"),
             energy=0.9,
-            filters_energy=0.8,
+            filters=0.8,
             error=0.1,
         )
         for name in names
@@ -82,9 +83,10 @@ def many_layers(count: int, width: int) -> Facts:
         folder="many",
         network="many",
         original="MODEL",
-        weights=None,
+        source="many",
+        original_options=(),
         macs_before=count * cost.dense,
-        macs_after=count * THREE_D.macs(cost, (9, 9)),
+        macs_after=count * THREE_D.macs(cost, (5, 5)),
         parameters_before=2,
         parameters_after=1,
         images=1,
@@ -100,4 +102,14 @@ def many_layers(count: int, width: int) -> Facts:
         times=None,
         accuracy=None,
         spectra=kept,
+    )
+
+
+def plan_labels(kept: KeptSpectra, speedup: float) -> list[str]:
+    """What the slider of a page shows of each candidate: the form and its ranks."""
+    plan, pairs = kept.select(speedup)
+    shown = dict.fromkeys((one.name for one in kept.candidates), "not replaced")
+    shown |= {taker: f"merged {plan[giver].ranks[-1]}" for giver, taker in pairs}
+    return list(
+        (shown | {name: f"{one.scheme} {' × '.join(map(str, one.ranks))}" for name, one in plan.items()}).values()
     )
