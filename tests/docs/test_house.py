@@ -48,7 +48,7 @@ def test_mathematics_knows_no_modules() -> None:
 
 def test_files_are_of_readable_length() -> None:
     for path in SOURCE.rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 330, path
+        assert len(path.read_text().splitlines()) <= 400, path
 
 
 def test_no_test_imports_another() -> None:

@@ -418,7 +418,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "measuring layers" in meanwhile
     page = (tmp_path / "fast" / "report.html").read_text()
     assert "ranks by sensitivity" in page
-    assert "This run chose its ranks otherwise" in page
+    assert "This run chose its ranks in another way" in page
     code, said, meanwhile = call("accelerate net.py:build --images photos --ranks feeling --out b", monkeypatch, capsys)
     assert code == 2
     assert "use 'uniform', 'energy', 'sensitivity', 'latency' or a dict" in meanwhile

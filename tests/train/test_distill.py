@@ -111,7 +111,7 @@ def test_a_training_that_does_not_help_is_stopped_and_forgotten(
 def test_kernels_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refine, "EPOCHS", 1)
     seen: list[nn.Module] = []
-    monkeypatch.setattr("leanconv.api.apply", lambda model, kernels: seen.append(model))
+    monkeypatch.setattr("leanconv.kernels.optimize.apply", lambda model, kernels: seen.append(model))
     with pytest.warns(FutureWarning, match="kernels= is going"):
         assert run(kernels="auto").model is seen[0]
 

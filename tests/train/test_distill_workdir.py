@@ -146,9 +146,12 @@ def test_a_folder_from_before_there_were_steps_and_sweeps_is_as_good(
 def test_layers_of_ranks_found_by_timing_are_not_shared(ranks: str, shared: bool, tmp_path: Path) -> None:
     """Timed again they would be other ranks."""
     work, given = Workdir(tmp_path), {"model": "a", "images": "b", "all images": True, "device": "cpu"}
-    work.begin(given, Options.check(ranks=ranks, refine="closed-form"))
+    options = [Options.check(ranks=ranks, refine=refine) for refine in ("closed-form", "distill")]
+    work.begin(given, options[0])
+    work.begin_run(options[0])
     (tmp_path / "solved").mkdir()
     work.finish()
-    work.begin(given, Options.check(ranks=ranks, refine="distill"))
+    work.begin(given, options[1])
+    work.begin_run(options[1])
     assert (tmp_path / "solved").exists() is shared
     work.close()

@@ -25,7 +25,7 @@ from leanconv.calibrate.prefetch import SHARE
 from leanconv.calibrate.streams import Streams
 from leanconv.config import Options
 from leanconv.errors import LeanconvError
-from leanconv.forms import Choices
+from leanconv.forms import Choice, Choices
 from leanconv.forms.merge import join
 from leanconv.forms.replace import Change
 from leanconv.network import reasons
@@ -41,7 +41,7 @@ from leanconv.pipeline.session import Session
 from leanconv.pipeline.solve_layers import Run, solve_layers, split_filters
 from leanconv.ranks import Candidate, Pairs, active, by_hand
 from leanconv.ranks.manual import checked
-from leanconv.ranks.selector import Request
+from leanconv.ranks.selector import RankSelector, Request
 from leanconv.ranks.spectra import Spectra
 from leanconv.result import Accelerated, LayerReport
 from leanconv.storage.workdir import digest_of_images, digest_of_model
@@ -120,23 +120,23 @@ class Analysis:
         plan that was saved. ``asymmetric``: whether layers will be fitted to the input they will have."""
         if isinstance(speedup, (str, Path)):
             choices, pairs = read_plan(Path(speedup))
-            for name, choice in choices.items():
-                checked(name, choice, self._candidate(name).geometry)
-            return self._as_plan(choices, pairs)
-        options = self._asked(speedup=speedup, ranks=ranks, asymmetric=asymmetric)
+            self._check(choices)
+            return self._as_plan(choices, [pair for pair in self._prepared.pairs if pair in pairs], self._options)
+        options = _asked(self._options, speedup=speedup, ranks=ranks, asymmetric=asymmetric)
         with self._session.guarded():
-            choices, pairs = self._chosen(options)
+            plan = self._chosen(options)
         self._options = options
-        return self._as_plan(choices, pairs)
+        return plan
 
     def apply(
         self, plan: Plan, *, solver: str | None = None, asymmetric: bool | None = None, refine: Any = None
     ) -> Accelerated:
-        """The network with every layer of the plan replaced and fitted. Arguments as for ``accelerate``."""
-        before = self._options.refine
-        self._options = options = self._asked(solver=solver, asymmetric=asymmetric, refine=refine)
+        """The network with every layer of the plan replaced and fitted. Arguments as for ``accelerate``; without, those
+        that the plan was made for."""
+        options = _asked(plan.options, solver=solver, asymmetric=asymmetric, refine=refine)
+        self._check(plan)
         with self._session.guarded():
-            if options.refine == "distill" and before != options.refine:
+            if options.refine == "distill" and self._options.refine != options.refine:
                 self._check_distillable()
             result = self._applied_plan(plan, options)
             if kind_of(self._model) is not None:
@@ -149,31 +149,26 @@ class Analysis:
             self._session.finish()
         return result
 
-    def _candidate(self, name: str) -> Candidate:
-        if name not in self._spectra.candidates:
-            raise LeanconvError(f"the plan names layer {name!r}, which cannot be replaced in this network.")
-        return self._spectra.candidates[name]
+    def _check(self, choices: Mapping[str, Choice]) -> None:
+        for name, choice in choices.items():
+            if name not in self._spectra.candidates:
+                raise LeanconvError(f"the plan names layer {name!r}, which cannot be replaced in this network.")
+            checked(name, choice, self._spectra.candidates[name].geometry)
 
-    def _asked(self, **given: Any) -> Options:
-        """The arguments so far with these; None is what was given before."""
-        changed = self._options.changed(**{name: value for name, value in given.items() if value is not None})
-        return self._options if changed == self._options else changed
+    def _as_plan(self, choices: Choices, pairs: Pairs, options: Options, selector: RankSelector | None = None) -> Plan:
+        candidates, fixed = self._spectra.candidates, self._prepared.fixed_macs
+        return Plan(choices, pairs, candidates, fixed=fixed, options=options, selector=selector)
 
-    def _as_plan(self, choices: Choices, pairs: Pairs) -> Plan:
-        prepared = self._prepared
-        return Plan(choices, pairs, self._spectra.candidates, fixed=prepared.fixed_macs, scheme=prepared.options.forms)
-
-    def _chosen(self, options: Options) -> tuple[Choices, Pairs]:
+    def _chosen(self, options: Options) -> Plan:
         """By the selector, at the main process, or by hand."""
         prepared, streams, pairs = self._prepared, self._streams, self._prepared.pairs
         if isinstance(options.ranks, Mapping):
             geometries = {name: site.geometry for name, site in prepared.sites.items()}
             choices = by_hand(options.ranks, geometries, prepared.skipped, options.forms)
-            return choices, active(choices, [pair for pair in pairs if pair[1] in choices])
+            return self._as_plan(choices, [pair for pair in pairs if pair[1] in choices], options)
         selector = prepared.selector
         if selector is None or options is not prepared.options:
             selector = options.selector.prepared(self._model, streams.batches.sample(), comparable=prepared.comparable)
-        self._selector = selector
         chosen: tuple[Choices, Pairs] | None = None
         if streams.team.lead:
             request = Request(
@@ -190,7 +185,7 @@ class Analysis:
                 changes=lambda choices: self._changes(choices, pairs),
             )
             chosen = selector.choose(request)
-        return streams.team.share(chosen)
+        return self._as_plan(*streams.team.share(chosen), options, selector)
 
     def _changes(self, choices: Choices, pairs: Pairs) -> list[Change]:
         """What choices do to the layers, those that only take in a factor included."""
@@ -207,7 +202,7 @@ class Analysis:
         if self._applied:
             streams.begin_again(self._session.memory())
         self._applied = True
-        self._session.begin(options)
+        self._session.begin(options, plan.to_json())
         choices, pairs, macs = dict(plan), plan.pairs, plan.macs
         kept = team.share(spectra.kept(prepared.pairs, prepared.survey) if team.lead else None)
         takers = {taker for _, taker in pairs}
@@ -244,7 +239,7 @@ class Analysis:
                 buffer.copy_(prepared.buffers[name])
         reports = [_report(layers[name], given.get(name, ())) for name in sorted(layers, key=lambda name: index[name])]
         saved = sum(report.macs_before - report.macs_after for report in reports)
-        selector = None if isinstance(options.ranks, Mapping) else self._selector
+        selector = plan.selector
         return Accelerated(
             model=streams.accelerated.eval(),
             layers=reports,
@@ -302,6 +297,12 @@ class Analysis:
                 workdir=None if session.work is None else session.work.distilling,
                 progress=session.progress,
             )
+
+
+def _asked(options: Options, **given: Any) -> Options:
+    """``options`` with these arguments; None is what was given before."""
+    changed = options.changed(**{name: value for name, value in given.items() if value is not None})
+    return options if changed == options else changed
 
 
 def analyze_model(

@@ -101,9 +101,10 @@ class Session:
         if self.team.world > 1:
             self.team.same("weights", digest_of_model(model))
 
-    def begin(self, options: Options) -> None:
+    def begin(self, options: Options, plan: dict[str, Any] | None = None) -> None:
+        """``plan``: as it is saved, once it is known."""
         if self.work is not None:
-            self.work.begin_run(options)
+            self.work.begin_run(options, plan)
 
     def finish(self) -> None:
         if self.work is not None:
