@@ -9,9 +9,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +41,7 @@ from leanconv.ranks import Candidate, Pairs, active, by_hand
 from leanconv.ranks.manual import checked
 from leanconv.ranks.selector import RankSelector, Request
 from leanconv.ranks.spectra import Spectra
-from leanconv.result import Accelerated, LayerReport
-from leanconv.storage.workdir import digest_of_images, digest_of_model
+from leanconv.result import Accelerated
 from leanconv.system.text_table import table
 
 
@@ -237,7 +234,7 @@ class Analysis:
         for name, buffer in streams.accelerated.named_buffers():
             if name in prepared.buffers and buffer.shape == prepared.buffers[name].shape:
                 buffer.copy_(prepared.buffers[name])
-        reports = [_report(layers[name], given.get(name, ())) for name in sorted(layers, key=lambda name: index[name])]
+        reports = [layers[name].report(given.get(name, ())) for name in sorted(layers, key=lambda name: index[name])]
         saved = sum(report.macs_before - report.macs_after for report in reports)
         selector = plan.selector
         return Accelerated(
@@ -329,7 +326,7 @@ def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session
         session.check_alike(model, batches, options)
     if session.keeps_state:
         with session.clock.stage("opening the workdir"):
-            _open_state(session, model, given, batches, options)
+            session.open_workdir(model, given, batches, options)
             if last:
                 session.begin(options)
     del given  # with few images to distil from, others than those that are left
@@ -361,15 +358,6 @@ def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session
     return Analysis(session, model, prepared, streams, spectra, options, judges, last=last)
 
 
-def _open_state(session: Session, model: nn.Module, given: Batches, fitted: Batches, options: Options) -> None:
-    """Check the arguments against what the workdir holds. ``fitted``: what is left of the images ``given``."""
-    shares = session.team.words(digest_of_images(given))
-    if session.work is not None:
-        images = hashlib.sha256(repr(sorted(item for share in shares for item in share)).encode()).hexdigest()
-        facts = {"model": digest_of_model(model), "images": images, "device": session.device.type}
-        session.work.begin({**facts, "all images": fitted is given}, options)
-
-
 def _looked_at(model: nn.Module, images: Iterable[Any], options: Options, session: Session) -> tuple[Batches, Prepared]:
     """The images as the network is given them, which may set out for a GPU meanwhile, and what can be done."""
     rank, world = session.team.rank, session.team.world
@@ -399,20 +387,6 @@ def _looked_at(model: nn.Module, images: Iterable[Any], options: Options, sessio
 def reachable_speedup(model: nn.Module, images: Iterable[Any], options: Options, session: Session) -> float:
     with session.guarded():
         return _looked_at(model, images, options, session)[1].reachable()
-
-
-def _report(layer: LayerState, taken: tuple[int, ...]) -> LayerReport:
-    """``taken``: the d' that a layer which stays whole has taken in."""
-    assert layer.outcome is not None
-    return LayerReport(
-        name=layer.name,
-        scheme=layer.change.form.name,
-        ranks=taken if layer.choice is None else layer.choice.ranks,
-        macs_before=layer.site.cost.dense,
-        macs_after=layer.macs,
-        energy=layer.energy,
-        **asdict(layer.outcome),
-    )
 
 
 def _parameters(model: nn.Module) -> int:
