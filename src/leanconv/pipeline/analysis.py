@@ -206,7 +206,7 @@ class Analysis:
         layers = {
             name: self._state(name, choices, macs) for name in prepared.sites if name in choices or name in takers
         }
-        skipped = self._left_whole(layers)
+        skipped = self._left_whole(layers, by_hand=isinstance(options.ranks, Mapping))
         energies = team.share({name: spectra.candidates[name].energy(choice) for name, choice in choices.items()})
         for name, energy in energies.items():
             layers[name].energy = energy
@@ -254,7 +254,7 @@ class Analysis:
             timing=team.share(selector.final_times(streams) if selector is not None and team.lead else None),
         )
 
-    def _left_whole(self, layers: Mapping[str, LayerState]) -> dict[str, str]:
+    def _left_whole(self, layers: Mapping[str, LayerState], *, by_hand: bool) -> dict[str, str]:
         """Why each layer stays as it is; responses of those that were to be replaced are not needed any more."""
         prepared, scheme = self._prepared, self._prepared.options.forms
         skipped = dict(prepared.skipped)
@@ -264,7 +264,9 @@ class Analysis:
             if self._last:
                 self._spectra.targets.drop(name)
             forms = scheme.applicable(site.geometry)
-            if not forms:
+            if by_hand:
+                skipped[name] = reasons.NOT_NAMED
+            elif not forms:
                 skipped[name] = reasons.NOT_SPATIAL
             elif all(form.macs(site.cost, (1,) * len(form.axes)) >= site.cost.dense for form in forms):
                 skipped[name] = reasons.NOT_CHEAPER
@@ -317,6 +319,10 @@ def analyze_model(
 def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session: Session, *, last: bool) -> Analysis:
     with session.clock.stage("preparing"):
         given, prepared = _looked_at(model, images, options, session)
+        if isinstance(options.ranks, Mapping):  # refused before long work
+            geometries = {name: site.geometry for name, site in prepared.sites.items()}
+            by_hand(options.ranks, geometries, prepared.skipped, options.forms)
+            prepared.keep_only(options.ranks)
         batches, judges = given, None
         if options.refine == "distill":
             from leanconv.train.distill import are_few, put_aside
@@ -330,10 +336,6 @@ def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session
             if last:
                 session.begin(options)
     del given  # with few images to distil from, others than those that are left
-    if isinstance(options.ranks, Mapping):
-        geometries = {name: site.geometry for name, site in prepared.sites.items()}
-        by_hand(options.ranks, geometries, prepared.skipped, options.forms)  # refused before long work
-        prepared.keep_only(options.ranks)
     streams = Streams(
         original=prepared.original,
         batches=batches,

@@ -116,7 +116,7 @@ class Workdir:
         run, solving = self._arguments(options)
         known = self._completed(self._state)
         if known["run"] is not None and run != known["run"]:
-            if not known["finished"]:
+            if not known["finished"] and (self.folder / SOLVED).exists():  # else nothing would be lost
                 self._compare(run, known["run"], "an unfinished run")
             self._remove(DISTILLING)
             if solving != known["solving"]:
@@ -150,7 +150,8 @@ class Workdir:
         return {"run": None, "solving": None, "plan": None, **known}
 
     def finish(self) -> None:
-        self._store(STATE, {**self._state, "finished": True})
+        self._state["finished"] = True
+        self._store(STATE, self._state)
 
     def _compare(self, wanted: dict[str, Any], known: dict[str, Any], what: str) -> None:
         words = {"model": "weights or layers", "images": "images or batches"}
