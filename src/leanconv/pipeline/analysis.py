@@ -301,7 +301,7 @@ class Analysis:
 def _asked(options: Options, **given: Any) -> Options:
     """``options`` with these arguments; None is what was given before."""
     changed = options.changed(**{name: value for name, value in given.items() if value is not None})
-    return options if changed == options else changed
+    return options if changed == options and changed.custom is options.custom else changed
 
 
 def analyze_model(
