@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import leanconv
 from leanconv.calibrate import streams as streams_module
 from leanconv.calibrate.batches import take
 from leanconv.calibrate.memory import Memory, Packed, parse_memory
@@ -61,6 +62,19 @@ def test_the_original_along_its_tape_gives_what_hooks_see(
     assert_same(usual, accelerate(model, images))
     monkeypatch.setattr("leanconv.calibrate.streaming.original.Walk.knows", lambda *_: False)
     assert_same(usual, accelerate(model, images))
+
+
+def test_layers_that_stay_whole_run_on_any_number_of_images() -> None:
+    """Inside a layer with padding of its own there are operations that know how many images they were recorded with."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 1, padding_mode="circular"), nn.ReLU()
+    model = nn.Sequential(*layers, nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)).eval()
+    with leanconv.analyze(model, smooth_images(10), skip=[], samples=400, progress=False) as analysis:
+        plan = analysis.plan(2, asymmetric=False)
+        plan.pop("2", None)
+        plan["6"] = (4, 3)
+        found = analysis.apply(plan)
+    assert [layer.ranks for layer in found.layers if layer.name == "6"] == [(4, 3)]
 
 
 def test_every_layer_runs_about_twice(images: Tensor) -> None:
