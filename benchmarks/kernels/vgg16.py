@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.vgg import cfgs, make_layers
 
+from leanconv.forms import CHANNEL, THREE_D
 from leanconv.forms.replace import Change, replace
 from leanconv.kernels.fused_stage import Stage
 from leanconv.network.layers.cost import Cost
@@ -43,13 +44,12 @@ def networks(scheme: str) -> tuple[nn.Module, nn.Module, float]:
             after += cost.dense
             continue
         rank = next(ranks)
-        if scheme == "channel":
-            chosen: tuple[int, ...] = (rank,)
-            after += cost.channel(rank)
-        else:
-            chosen = next((r, r) for r in range(rank * 3, 0, -1) if cost.both(r, r) <= cost.channel(rank))
-            after += cost.both(*chosen)
-        replace(accelerated, Change(name=str(number), scheme=scheme, ranks=chosen, geometry=geometry))  # type: ignore[arg-type]
+        form, chosen, macs = CHANNEL, (rank,), CHANNEL.macs(cost, (rank,))
+        if scheme == THREE_D.name:
+            form = THREE_D
+            chosen = next((r, r) for r in range(rank * 3, 0, -1) if THREE_D.macs(cost, (r, r)) <= macs)
+        after += form.macs(cost, chosen)
+        replace(accelerated, Change(name=str(number), form=form, ranks=chosen, geometry=geometry))
     for module in accelerated.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight)

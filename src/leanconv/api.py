@@ -119,6 +119,10 @@ def accelerate(
             raise TypeError(f"accelerate() got an unexpected keyword argument {name!r}")
     for name in [*old, *(["kernels"] if kernels != "none" else [])]:
         warnings.warn(f"{name}= is going; write {OLD[name]} instead.", FutureWarning, stacklevel=2)
+    if kernels != "none":
+        from leanconv.kernels.optimize import apply, check_kernels
+
+        check_kernels(kernels)  # before long work
     options = Options.check(
         speedup=speedup,
         scheme=scheme,
@@ -137,9 +141,6 @@ def accelerate(
     session = Session(model, device, options.seed, progress=progress, workdir=workdir, limit=limit)
     result = accelerate_as(model, images, options, session)
     if kernels != "none":
-        from leanconv.kernels.optimize import apply, check_kernels
-
-        check_kernels(kernels)
         apply(result.model, kernels)
     return result
 

@@ -94,15 +94,6 @@ def _ranks(name: str, value: Any) -> Any:
     return one_of("ranks", value, tuple(SELECTORS), "or a dict {'layer': rank}")
 
 
-def _plain(ranks: Any) -> Any:
-    """Ranks of a layer as they are saved; a ``Choice`` becomes its form's name and its ranks."""
-    if hasattr(ranks, "form"):
-        return [ranks.form.name, *ranks.ranks]
-    if isinstance(ranks, (tuple, list)):
-        return [each if isinstance(each, str) else int(each) for each in ranks]
-    return int(ranks)
-
-
 def _target(name: str, value: Any) -> Target:
     return Target.check(value)
 
@@ -257,7 +248,7 @@ class Options:
         if isinstance(ranks, str) and ranks not in SELECTORS:
             ranks, custom = "energy", SelectorOfUser(ranks)
         if isinstance(ranks, dict):
-            ranks = {key: tuple(value) if isinstance(value, list) else value for key, value in ranks.items()}
+            ranks = {name: _ranks_from_json(given) for name, given in ranks.items()}
         changed = {
             "speedup": math.nan if data["speedup"] is None else data["speedup"],
             "ranks": ranks,
@@ -275,5 +266,24 @@ class Options:
         data["skip"] = None if self.skip is None else list(self.skip)
         data["target"] = None if self.target is None else self.target.to_json()
         if isinstance(self.ranks, Mapping):
-            data["ranks"] = {layer: _plain(ranks) for layer, ranks in self.ranks.items()}
+            data["ranks"] = {name: _ranks_as_json(given) for name, given in self.ranks.items()}
         return data
+
+
+def _ranks_as_json(given: Any) -> Any:
+    """Ranks by hand: a number, several, or a ``Choice`` as the name of its form and its ranks."""
+    from leanconv.forms import Choice
+
+    if isinstance(given, Choice):
+        return [given.form.name, *given.ranks]
+    if isinstance(given, (tuple, list)):
+        return [_ranks_as_json(number) for number in given]
+    return int(given) if isinstance(given, numbers.Integral) else given
+
+
+def _ranks_from_json(data: Any) -> Any:
+    from leanconv.forms import FORMS, Choice
+
+    if not isinstance(data, list):
+        return data
+    return Choice(FORMS[data[0]], tuple(data[1:])) if data and data[0] in FORMS else tuple(data)

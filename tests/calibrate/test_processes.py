@@ -54,7 +54,7 @@ def test_two_processes_with_sweeps_end_with_one_network(tmp_path: Path) -> None:
     """The splits are fitted to what the first process has."""
     text = f"""
 batches = list(smooth_images(40, 32).split(8))
-result = leanconv.accelerate(plain_network(), batches, 3.0, samples=4000, sweeps=2, progress=False)
+result = leanconv.accelerate(plain_network(), batches, 3.0, leanconv.ThreeD(sweeps=2), samples=4000, progress=False)
 torch.save(result.model(batches[0]), {str(tmp_path)!r} + f"/{{rank}}")
 """
     outcome = together(text)
@@ -62,7 +62,7 @@ torch.save(result.model(batches[0]), {str(tmp_path)!r} + f"/{{rank}}")
     one, other = (torch.load(tmp_path / str(rank)) for rank in range(2))
     assert torch.equal(one, other)
     batches = list(smooth_images(40, 32).split(8))
-    alone = leanconv.accelerate(plain_network(), batches, 3.0, samples=4000, sweeps=2, progress=False)
+    alone = leanconv.accelerate(plain_network(), batches, 3.0, leanconv.ThreeD(sweeps=2), samples=4000, progress=False)
     assert relative(one, alone.model(batches[0])) < 0.02
 
 

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import leanconv
+from leanconv import ThreeD
 from leanconv.calibrate.samples import Samples
 from leanconv.errors import LeanconvError
-from leanconv.pipeline import spatial_als as sweeping
+from leanconv.forms import spatial as spatial_form
+from leanconv.pipeline import solve_layers as solving
+from leanconv.pipeline.layer_state import LayerState
 from leanconv.solve import Moments, SpatialFactors, spatial_basis, swept
 from leanconv.solve.spatial_als import WHITE
 from tests.support.command import NETWORK, call
@@ -118,7 +121,9 @@ def error_of(result: leanconv.Accelerated, model: nn.Module, images: Tensor) -> 
 def test_answers_come_nearer(build: Any, arguments: dict[str, Any]) -> None:
     """On images not seen, with the same ranks."""
     model, images, others = build(), smooth_images(64), smooth_images(64, seed=1)
-    plain, turned = (leanconv.accelerate(model, images, 3, sweeps=sweeps, **arguments, **QUICK) for sweeps in (0, 3))
+    plain, turned = (
+        leanconv.accelerate(model, images, 3, ThreeD(sweeps=sweeps), **arguments, **QUICK) for sweeps in (0, 3)
+    )
     assert [layer.ranks for layer in plain.layers] == [layer.ranks for layer in turned.layers]
     assert plain.macs_after == turned.macs_after
     assert error_of(turned, model, others) < error_of(plain, model, others)
@@ -128,7 +133,7 @@ def test_answers_come_nearer(build: Any, arguments: dict[str, Any]) -> None:
 def test_full_rank_reproduces_every_convolution(case: str) -> None:
     model, images = network_of(CONV_CASES[case]), smooth_images(16)
     ranks = full_ranks(model, images, "3d", ["2", "5"])
-    result = leanconv.accelerate(model, images, ranks=ranks, sweeps=2, **QUICK)
+    result = leanconv.accelerate(model, images, scheme=ThreeD(sweeps=2), ranks=ranks, **QUICK)
     fresh = smooth_images(8, seed=5)
     assert relative(result.model(fresh), model(fresh)) <= 1e-4
 
@@ -136,22 +141,22 @@ def test_full_rank_reproduces_every_convolution(case: str) -> None:
 def test_a_run_goes_on_in_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ended in its third layer and called again; other sweeps want an end of that run first."""
     model, images = plain_network(), smooth_images(32)
-    wanted = leanconv.accelerate(model, images, 3, sweeps=2, **QUICK)
-    fit, seen = leanconv.pipeline.solve_layers.Solving._fit, []
+    wanted = leanconv.accelerate(model, images, 3, ThreeD(sweeps=2), **QUICK)
+    fit, seen = solving._fit, []
 
-    def ends(self: Any, name: str, *responses: Any) -> Any:
-        seen.append(name)
+    def ends(run: Any, layer: LayerState, *responses: Any) -> Any:
+        seen.append(layer.name)
         if len(seen) == 3:
             raise KeyboardInterrupt
-        return fit(self, name, *responses)
+        return fit(run, layer, *responses)
 
     with monkeypatch.context() as changed:
-        changed.setattr(leanconv.pipeline.solve_layers.Solving, "_fit", ends)
+        changed.setattr(solving, "_fit", ends)
         with pytest.raises(KeyboardInterrupt):
-            leanconv.accelerate(model, images, 3, sweeps=2, workdir=tmp_path, **QUICK)
+            leanconv.accelerate(model, images, 3, ThreeD(sweeps=2), workdir=tmp_path, **QUICK)
     with pytest.raises(LeanconvError, match=r"unfinished run with sweeps=2, but sweeps=0"):
         leanconv.accelerate(model, images, 3, workdir=tmp_path, **QUICK)
-    found = leanconv.accelerate(model, images, 3, sweeps=2, workdir=tmp_path, **QUICK)
+    found = leanconv.accelerate(model, images, 3, ThreeD(sweeps=2), workdir=tmp_path, **QUICK)
     assert torch.equal(found.model(images), wanted.model(images))
     plain = leanconv.accelerate(model, images, 3, workdir=tmp_path, **QUICK)
     assert not torch.equal(plain.model(images), wanted.model(images))
@@ -159,10 +164,10 @@ def test_a_run_goes_on_in_the_same_bits(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_layer_solved_before_is_not_swept_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = plain_network(), smooth_images(32)
-    wanted = leanconv.accelerate(model, images, 3, sweeps=1, workdir=tmp_path, **QUICK)
+    wanted = leanconv.accelerate(model, images, 3, ThreeD(sweeps=1), workdir=tmp_path, **QUICK)
     assert wanted.layers
-    monkeypatch.setattr(sweeping, "swept", lambda *_: pytest.fail("swept again"))
-    found = leanconv.accelerate(model, images, 3, sweeps=1, workdir=tmp_path, **QUICK)
+    monkeypatch.setattr(spatial_form, "swept", lambda *_: pytest.fail("swept again"))
+    found = leanconv.accelerate(model, images, 3, ThreeD(sweeps=1), workdir=tmp_path, **QUICK)
     assert torch.equal(found.model(images), wanted.model(images))
 
 
@@ -177,7 +182,7 @@ def test_little_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Samples, "expect", noted)
     model, images = plain_network(), smooth_images(32)
     wanted, found = (
-        leanconv.accelerate(model, images, 3, sweeps=1, memory=memory, **QUICK) for memory in (None, "1KB")
+        leanconv.accelerate(model, images, 3, ThreeD(sweeps=1), memory=memory, **QUICK) for memory in (None, "1KB")
     )
     assert set(places[: len(places) // 2]) == {"host"}
     assert set(places[len(places) // 2 :]) == {"disk"}
@@ -204,16 +209,16 @@ def test_no_more_patches_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch)
         rows.append(patches.count)
         return swept(split, weight, patches, sweeps)
 
-    monkeypatch.setattr(sweeping, "swept", noted)
-    monkeypatch.setattr(sweeping, "ROWS", 320)
-    leanconv.accelerate(Crops().eval(), smooth_images(32), 1.5, sweeps=1, **QUICK)
+    monkeypatch.setattr(spatial_form, "swept", noted)
+    monkeypatch.setattr(solving, "ROWS", 320)
+    leanconv.accelerate(Crops().eval(), smooth_images(32), 1.5, ThreeD(sweeps=1), **QUICK)
     assert max(rows) == 320
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions(dtype: torch.dtype) -> None:
     model, images = plain_network().to(dtype), smooth_images(32).to(dtype)
-    result = leanconv.accelerate(model, images, 2, sweeps=1, **QUICK)
+    result = leanconv.accelerate(model, images, 2, ThreeD(sweeps=1), **QUICK)
     assert {parameter.dtype for parameter in result.model.parameters()} == {dtype}
     assert relative(result.model(images).double(), model(images).double()) < 0.1
 
@@ -238,8 +243,11 @@ def test_the_commands_option(
 
 def test_refusals() -> None:
     model, images = plain_network(), smooth_images(8)
-    with pytest.raises(LeanconvError, match="sweeps=2 fits the spatial splits of scheme='3d', and scheme='channel'"):
+    with (
+        pytest.warns(FutureWarning, match="sweeps= is going"),
+        pytest.raises(LeanconvError, match="sweeps=2 fits the spatial splits of scheme='3d', and scheme='channel'"),
+    ):
         leanconv.accelerate(model, images, scheme="channel", sweeps=2)
     for wrong in (-1, 1.5, "2", True):
         with pytest.raises(LeanconvError, match=r"sweeps=.* must be a whole number from 0"):
-            leanconv.accelerate(model, images, sweeps=wrong)  # type: ignore[arg-type]
+            ThreeD(sweeps=wrong)  # type: ignore[arg-type]

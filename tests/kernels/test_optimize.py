@@ -181,8 +181,12 @@ def test_a_gpu_that_cannot_run_them_is_refused_by_name(monkeypatch: pytest.Monke
 
 def test_kernels_of_accelerate() -> None:
     network, images = leanconv.models.character_cnn(), torch.rand(8, 1, 24, 24)
-    with pytest.raises(LeanconvError, match=r"kernels='yes' is not known; use 'auto', 'none'\."):
-        leanconv.accelerate(network, images, 2, kernels="yes")  # type: ignore[arg-type]
-    result = leanconv.accelerate(network, images, 2, solver="linear", samples=500, progress=False, kernels="auto")
+    with (
+        pytest.warns(FutureWarning),
+        pytest.raises(LeanconvError, match=r"kernels='yes' is not known; use 'auto', 'none'\."),
+    ):
+        leanconv.accelerate(network, [], 2, kernels="yes")
+    with pytest.warns(FutureWarning, match=r"kernels= is going; write leanconv\.optimize_\(result\.model\) instead"):
+        result = leanconv.accelerate(network, images, 2, solver="linear", samples=500, progress=False, kernels="auto")
     # On the CPU there is nothing to put in place.
     assert fused_layers(result.model) == []

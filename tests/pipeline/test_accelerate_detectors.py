@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv import LeanconvError
-from leanconv.forms.fit import fit_site
+from leanconv.forms.fit import fit_layer
 from leanconv.network import reasons
 from leanconv.network.survey import survey
 from leanconv.network.torchvision_detectors import kind_of, seen_as_detector, seen_as_tensors, tensors_of
@@ -275,10 +275,10 @@ def test_a_layer_for_several_maps_is_one_site_and_one_that_goes_on_from_itself_i
     rows: list[int] = []
 
     def note(*args: Any, **kwargs: Any) -> Any:
-        rows.append(len(kwargs["given"].y))
-        return fit_site(*args, **kwargs)
+        rows.append(len(kwargs["inputs"].y))
+        return fit_layer(*args, **kwargs)
 
-    monkeypatch.setattr(solving, "fit_site", note)
+    monkeypatch.setattr(solving, "fit_layer", note)
     leanconv.accelerate(model, images.split(4), ranks={"shared": (12, 6)}, progress=False, samples=12 * 300)
     assert rows == [12 * (16 * 12 + 8 * 6)]
 

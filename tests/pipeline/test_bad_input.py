@@ -42,6 +42,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:latency= is going")
 @pytest.mark.parametrize(("arguments", "message"), REFUSALS, ids=[str(a) for a, _ in REFUSALS])
 def test_bad_arguments_get_one_sentence(arguments, message: str, network: nn.Module, pictures: Tensor) -> None:
     with pytest.raises(LeanconvError, match=message) as caught:

@@ -65,13 +65,13 @@ def test_errors_on_unseen_images_are_no_worse_than_with_few_samples() -> None:
 def test_a_layer_is_fitted_to_what_is_reported(arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, tuple[int, int]] = {}
 
-    def spy(probe: Any, choice: Any, split: Any, *, target: Any, given: Any, **more: Any) -> Any:
-        seen[probe.site.name] = len(target.y), len(given.y)
-        return usual(probe, choice, split, target=target, given=given, **more)
+    def spy(probe: Any, choice: Any, *, target: Any, inputs: Any, **more: Any) -> Any:
+        seen[probe.site.name] = len(target.y), len(inputs.y)
+        return usual(probe, choice, target=target, inputs=inputs, **more)
 
     solving = importlib.import_module("leanconv.pipeline.solve_layers")
-    usual = solving.fit_site
-    monkeypatch.setattr(solving, "fit_site", spy)
+    usual = solving.fit_layer
+    monkeypatch.setattr(solving, "fit_layer", spy)
     result = auto(**arguments)
     assert seen == {layer.name: (layer.samples, layer.samples) for layer in result.layers}
     assert {layer.enough for layer in result.layers} <= {True, False}
@@ -141,9 +141,9 @@ def test_a_layer_on_other_rows_than_images_is_looked_at(monkeypatch: pytest.Monk
     """Four crops of every image run as one batch: a layer has other rows than images."""
     seen: list[int] = []
 
-    def spy(*given: Any, target: Any, parts: Any, **more: Any) -> Any:
-        seen.append(len(target.y) - len(parts.fitted) - len(parts.held))
-        return samples_needed(*given, target=target, parts=parts, **more)
+    def spy(*given: Any, target: Any, holdout: Any, **more: Any) -> Any:
+        seen.append(len(target.y) - len(holdout.fitted) - len(holdout.held))
+        return samples_needed(*given, target=target, holdout=holdout, **more)
 
     monkeypatch.setattr(importlib.import_module("leanconv.pipeline.solve_layers"), "samples_needed", spy)
 
@@ -188,7 +188,7 @@ def test_what_was_found_is_saved_and_older_folders_load(tmp_path: Path) -> None:
     again = leanconv.load_result(folder, plain_network())
     assert again.layers == result.layers
     assert again.options == result.options
-    assert "as many as needed responses sampled a layer" in write_report(folder).read_text()
+    assert "as many as needed responses sampled a layer" in " ".join(write_report(folder).read_text().split())
     path = folder / storage.DESCRIPTION
     data = json.loads(path.read_text())
     assert [(layer["samples"], layer["enough"]) for layer in data["layers"]] == [

@@ -13,7 +13,9 @@ from torch import nn
 import leanconv
 from leanconv.calibrate.probes import Responses
 from leanconv.forms.fit import Fit
-from leanconv.pipeline.solve_layers import Solving
+from leanconv.pipeline import analysis as stages
+from leanconv.pipeline import solve_layers as solving
+from leanconv.pipeline.layer_state import LayerState
 from tests.support.networks import plain_network, residual
 from tests.support.pictures import smooth_images
 
@@ -26,23 +28,21 @@ def test_a_second_pass_over_the_layers_has_nothing_new_to_go_by(
     """In the network as it ends up every layer is given what it was fitted from, shortcuts included."""
     fitted: dict[str, Responses] = {}
     again: dict[str, Responses] = {}
-    fit, run = Solving._fit, Solving.run
+    fit, solve = solving._fit, solving.solve_layers
 
-    def kept(self: Solving, name: str, target: Responses, given: Responses) -> Fit:
-        probe = self.probes[name]
-        y = probe.responses(given.y) if probe.halfway else given.y.clone()
-        fitted[name] = Responses(y, None if given.addend is None else given.addend.clone())
-        return fit(self, name, target, given)
+    def kept(run: solving.Run, layer: LayerState, target: Responses, inputs: Responses) -> Fit:
+        y = layer.probe.responses(inputs.y) if layer.probe.halfway else inputs.y.clone()
+        fitted[layer.name] = Responses(y, None if inputs.addend is None else inputs.addend.clone())
+        return fit(run, layer, target, inputs)
 
-    def twice(self: Solving) -> Any:
-        found = run(self)
-        whole = [replace(probe, halfway=False) for probe in self.probes.values()]
-        seen = self.engine.responses(self.engine.accelerated, whole, "a second pass")
-        again.update({name: seen.get(name) for name in self.probes})
-        return found
+    def twice(run: solving.Run, layers: solving.Layers) -> None:
+        solve(run, layers)
+        whole = [replace(layer.probe, halfway=False) for layer in layers.values()]
+        seen = run.streams.responses(run.streams.accelerated, whole, "a second pass")
+        again.update({name: seen.get(name) for name in layers})
 
-    monkeypatch.setattr(Solving, "_fit", kept)
-    monkeypatch.setattr(Solving, "run", twice)
+    monkeypatch.setattr(solving, "_fit", kept)
+    monkeypatch.setattr(stages, "solve_layers", twice)
     leanconv.accelerate(build().double(), smooth_images(32).double(), 2, samples=2000, progress=False, **arguments)
     assert again.keys() == fitted.keys()
     assert len(again) > 1

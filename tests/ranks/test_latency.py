@@ -19,8 +19,10 @@ from leanconv.cli.main import run
 from leanconv.config import Options
 from leanconv.demo import DigitsNet
 from leanconv.errors import LeanconvError
+from leanconv.forms import CHANNEL, RESPONSES, SCHEMES, SPATIAL, THREE_D, Choice
+from leanconv.forms.spatial import FILTERS
 from leanconv.network.survey import survey
-from leanconv.ranks import Candidate, Choice
+from leanconv.ranks import Candidate
 from leanconv.ranks.by_latency import Timed, best_at, merit, partner, reach, select_timed, undominated
 from leanconv.ranks.latency import layer_times as measure
 from leanconv.ranks.latency import plan
@@ -33,6 +35,9 @@ from leanconv.runtimes.runners import RUNTIMES
 from tests.support.candidates import NETWORK, candidate
 from tests.support.networks import plain_network
 from tests.support.pictures import smooth_images
+
+# Along which forms of the 3d scheme are compared.
+BOTH = (FILTERS, RESPONSES)
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +59,14 @@ def table(one: Candidate, *, unit: int = 1, scheme: str = "3d") -> list[Timed]:
     ranks = [r for r in (4, 8, 12, 16, 20, 24, 28, 32, 48) if r <= one.geometry.channel_limit]
     for d1 in ranks:
         if scheme != "spatial":
-            found.append(Timed(Choice("channel", (d1,)), one.cost.channel(filled(d1)) / 1e7 + 0.02))
+            found.append(Timed(Choice(CHANNEL, (d1,)), CHANNEL.macs(one.cost, (filled(d1),)) / 1e7 + 0.02))
         if scheme != "channel":
-            found.append(Timed(Choice("spatial", (d1,)), one.cost.spatial(filled(d1)) / 1e7 + 0.02))
+            found.append(Timed(Choice(SPATIAL, (d1,)), SPATIAL.macs(one.cost, (filled(d1),)) / 1e7 + 0.02))
         if scheme == "3d":
-            found += [Timed(Choice("3d", (d2, d1)), one.cost.both(filled(d2), filled(d1)) / 1e7 + 0.03) for d2 in ranks]
+            found += [
+                Timed(Choice(THREE_D, (d2, d1)), THREE_D.macs(one.cost, (filled(d2), filled(d1))) / 1e7 + 0.03)
+                for d2 in ranks
+            ]
     return found
 
 
@@ -116,12 +124,12 @@ def test_a_form_that_is_slow_here_is_left() -> None:
     """The same energies, another clock: where one-way filters are slow the pair of k x k and 1 x 1 is chosen."""
     tables = tables_of(unit=8)
     slow = {
-        name: [Timed(t.choice, t.ms * (20 if t.choice and t.choice.scheme != "channel" else 1)) for t in rows]
+        name: [Timed(t.choice, t.ms * (20 if t.choice and t.choice.form is not CHANNEL else 1)) for t in rows]
         for name, rows in tables.items()
     }
     budget = 0.3 * sum(rows[0].ms for rows in tables.values())
-    assert {choice.scheme for choice in select_timed(NETWORK, slow, budget).values()} == {"channel"}
-    assert "3d" in {choice.scheme for choice in select_timed(NETWORK, tables, budget).values()}
+    assert {choice.form for choice in select_timed(NETWORK, slow, budget).values()} == {CHANNEL}
+    assert THREE_D in {choice.form for choice in select_timed(NETWORK, tables, budget).values()}
 
 
 def test_undominated_keeps_what_no_other_covers() -> None:
@@ -129,13 +137,15 @@ def test_undominated_keeps_what_no_other_covers() -> None:
     rows = table(one, unit=16)
     kept = undominated(one, rows)
     for timed in rows:
-        mine = reach(one, timed.choice)
+        mine = reach(one, timed.choice, BOTH)
         assert any(
-            other.ms <= timed.ms and all(a >= b for a, b in zip(reach(one, other.choice), mine, strict=True))
+            other.ms <= timed.ms and all(a >= b for a, b in zip(reach(one, other.choice, BOTH), mine, strict=True))
             for other in kept
         )
     for first, second in itertools.permutations(kept, 2):
-        covered = all(a >= b for a, b in zip(reach(one, first.choice), reach(one, second.choice), strict=True))
+        covered = all(
+            a >= b for a, b in zip(reach(one, first.choice, BOTH), reach(one, second.choice, BOTH), strict=True)
+        )
         assert not (covered and first.ms <= second.ms)
 
 
@@ -143,13 +153,13 @@ def test_both_ranks_of_the_3d_form_save_alike() -> None:
     """At the d' a d'' goes with, the one-way filters cost 1 / t of k x k filters."""
     one = NETWORK[2]
     for spatial, factor in ((12, 1.7), (30, 2.2), (40, 1.3)):
-        rank = partner(one, spatial, factor)
+        rank = partner(one, THREE_D, spatial, factor)
         one_way = spatial * (one.cost.vertical + one.cost.horizontal * rank)
         assert rank < one.geometry.channel_limit
         assert rank * one.cost.reduce == pytest.approx(factor * one_way)
         at = math.floor(rank)
-        assert merit(one, Choice("3d", (spatial, at)), factor) == pytest.approx(
-            math.log(one.energy(Choice("channel", (at,))))
+        assert merit(one, Choice(THREE_D, (spatial, at)), factor) == pytest.approx(
+            math.log(one.energy(Choice(CHANNEL, (at,))))
         )
 
 
@@ -161,29 +171,27 @@ def test_with_too_little_time_the_fastest_forms_are_chosen() -> None:
 
 def test_times_between_two_sizes_are_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
     geometry = candidate("a", 512, 512).geometry
-    known = {None: 9.0, Choice("channel", (64,)): 1.0, Choice("channel", (80,)): 2.0, Choice("channel", (96,)): 4.0}
-    known |= {Choice("channel", (rank,)): float(rank) for rank in (8, 10, 128, 160)}
-    known |= {Choice("3d", (a, b)): float(a * b) for a in (128, 160) for b in (32, 256, 320)}
+    known = {None: 9.0, Choice(CHANNEL, (64,)): 1.0, Choice(CHANNEL, (80,)): 2.0, Choice(CHANNEL, (96,)): 4.0}
+    known |= {Choice(CHANNEL, (rank,)): float(rank) for rank in (8, 10, 128, 160)}
+    known |= {Choice(THREE_D, (a, b)): float(a * b) for a in (128, 160) for b in (32, 256, 320)}
     found = {timed.choice: timed.ms for timed in LayerTimes(geometry, known).table()}
     assert found.items() >= known.items()
-    assert {choice.ranks for choice in found if choice and choice.scheme == "channel" and choice not in known} == {
-        (144,)
-    }
-    assert found[Choice("channel", (144,))] == 144
-    assert found[Choice("3d", (144, 32))] == 144 * 32
-    assert found[Choice("3d", (144, 304))] == pytest.approx(144 * 304)
-    assert Choice("3d", (144, 48)) not in found
+    assert {choice.ranks for choice in found if choice and choice.form is CHANNEL and choice not in known} == {(144,)}
+    assert found[Choice(CHANNEL, (144,))] == 144
+    assert found[Choice(THREE_D, (144, 32))] == 144 * 32
+    assert found[Choice(THREE_D, (144, 304))] == pytest.approx(144 * 304)
+    assert Choice(THREE_D, (144, 48)) not in found
 
 
 def test_forms_timed_are_those_that_may_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leanconv.ranks.latency.grid.sizes", sizes)
     for one in [*NETWORK, candidate("one", 64, 64, k=1)]:
-        chosen = forms(one.geometry, one.cost, "3d", 3.0)
+        chosen = forms(one.geometry, one.cost, SCHEMES["3d"], 3.0)
         assert chosen
         assert len(set(chosen)) == len(chosen)
         assert all(one.macs(choice) < one.cost.dense for choice in chosen)
-        assert {c.scheme for c in chosen} == ({"channel"} if one.name == "one" else {"channel", "spatial", "3d"})
-    assert {c.scheme for c in forms(NETWORK[0].geometry, NETWORK[0].cost, "spatial", 3.0)} == {"spatial"}
+        assert {c.form for c in chosen} == ({CHANNEL} if one.name == "one" else {CHANNEL, SPATIAL, THREE_D})
+    assert {c.form for c in forms(NETWORK[0].geometry, NETWORK[0].cost, SCHEMES["spatial"], 3.0)} == {SPATIAL}
     assert sizes(16) == [*range(1, 9), 10, 12, 14, 16]
 
 
@@ -207,12 +215,12 @@ def watch() -> Counting:
 def test_layers_alike_are_timed_once_and_times_are_kept() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *[nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)]).eval()
     first, *alike = survey(model, torch.rand(1, 3, 8, 8)).sites
-    choices = [Choice("channel", (2,)), Choice("3d", (4, 3))]
+    choices = [Choice(CHANNEL, (2,)), Choice(THREE_D, (4, 3))]
     found = watch()
     found.measure([(site, choices) for site in alike])
     assert found.asked == [(alike[0].name, 2)]
     again = watch()
-    again.measure([(alike[2], choices), (alike[1], [*choices, Choice("spatial", (2,))]), (first, [])])
+    again.measure([(alike[2], choices), (alike[1], [*choices, Choice(SPATIAL, (2,))]), (first, [])])
     assert again.asked == [(alike[1].name, 1), (first.name, 0)]
     before, now = found.times(alike[0]).known, again.times(alike[0]).known
     # what was known is as it was; the new time was put on the same scale
@@ -231,7 +239,7 @@ def test_a_damaged_file_is_left_out_with_a_remark_and_rewritten(content: str | N
     facts = {"cpu": "one", "target": {}}
     cache = Cache.opened(facts)
     cache.times("layer")[None] = 1.5
-    cache.times("layer")[Choice("3d", (4, 2))] = 0.5
+    cache.times("layer")[Choice(THREE_D, (4, 2))] = 0.5
     cache.keep()
     assert Cache.opened(facts).layers == cache.layers
     assert capsys.readouterr().err == ""
@@ -294,15 +302,15 @@ def test_forms_of_a_layer_are_what_would_stand_in_its_place() -> None:
     site = survey(model, torch.rand(1, 3, 16, 16)).sites[2]
     example = example_of(site, 3)
     whole = form_network(site, None)(example)
-    assert [type(module) for module in form_network(site, Choice("3d", (6, 5)))] == [*[nn.Conv2d] * 3, nn.ReLU]
-    for choice in (Choice("channel", (5,)), Choice("spatial", (6,)), Choice("3d", (6, 5))):
+    assert [type(module) for module in form_network(site, Choice(THREE_D, (6, 5)))] == [*[nn.Conv2d] * 3, nn.ReLU]
+    for choice in (Choice(CHANNEL, (5,)), Choice(SPATIAL, (6,)), Choice(THREE_D, (6, 5))):
         assert form_network(site, choice)(example).shape == whole.shape
     assert json.loads(key_of(site))[2] == "relu"
 
 
 BAD = [
     ({"target": Target()}, r"target=.* goes with ranks='latency' only"),
-    ({"latency": 5}, r"latency=5 goes with ranks='latency' only"),
+    ({"latency": 5}, r"latency=5.0 goes with ranks='latency' only"),
     ({"ranks": {"2": 5}, "latency": 5}, r"goes with ranks='latency' only"),
     ({"ranks": "latency", "latency": 0}, r"latency=0 must be milliseconds above 0"),
     ({"ranks": "latency", "target": "torch"}, r"target is a str; give leanconv.Target"),
@@ -337,7 +345,7 @@ def test_a_missing_runtime_names_the_extra(runtime: str, extra: str, monkeypatch
     monkeypatch.setitem(sys.modules, runtime, None)
     with pytest.raises(LeanconvError, match=rf"{runtime} is not installed; pip install 'leanconv\[{extra}\]'"):
         leanconv.accelerate(
-            plain_network(), smooth_images(), ranks="latency", target=Target(runtime=runtime), progress=False
+            plain_network(), smooth_images(), ranks=leanconv.Latency(target=Target(runtime=runtime)), progress=False
         )
 
 
@@ -392,7 +400,7 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_the_time_in_the_world() -> None:
     """Milliseconds in place of a ratio, by the real clock."""
     result = leanconv.accelerate(
-        plain_network(), smooth_images(), ranks="latency", latency=1e6, solver="linear", samples=200, progress=False
+        plain_network(), smooth_images(), ranks=leanconv.Latency(ms=1e6), solver="linear", samples=200, progress=False
     )
     assert result.layers == []
     assert result.timing is not None

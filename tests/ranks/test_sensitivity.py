@@ -17,14 +17,15 @@ import leanconv
 from leanconv.calibrate.batches import Batch
 from leanconv.calibrate.probes import Probe
 from leanconv.errors import LeanconvError
+from leanconv.forms import CHANNEL, SCHEMES, SPATIAL, THREE_D, Choice
 from leanconv.forms.replace import Change
+from leanconv.forms.spatial import FILTERS
 from leanconv.network.fold import folded
 from leanconv.network.layers.modules import Factors
 from leanconv.network.survey import survey
-from leanconv.ranks import Choice
-from leanconv.ranks.by_sensitivity import MOST, Curve, Felt, allowed, isotonic, least_change, lost
+from leanconv.ranks.by_sensitivity import MOST, Curve, LayerSensitivity, allowed, isotonic, least_change, lost
 from leanconv.ranks.select import select
-from leanconv.ranks.sensitivity import measure
+from leanconv.ranks.sensitivity import selector
 from leanconv.ranks.sensitivity.output_change import Listener, Projected
 from leanconv.ranks.sensitivity.split_loss import split_loss
 from leanconv.solve import spatial_basis
@@ -85,7 +86,7 @@ def projected(model: nn.Module, images: Tensor, name: str, rank: int) -> tuple[C
         model(images)
     hook.remove()
     y = seen[0].movedim(1, -1).flatten(0, -2)
-    form = Change(name=name, scheme="channel", ranks=(rank,), geometry=site.geometry, batch_norm=site.batch_norm)
+    form = Change(name=name, form=CHANNEL, ranks=(rank,), geometry=site.geometry, batch_norm=site.batch_norm)
     return form, Projected(Probe(site, weight, bias), y, rank).factors(rank)
 
 
@@ -121,50 +122,51 @@ def test_where_a_curve_is_reached() -> None:
     assert Curve(((0.03, 0.0), (0.3, 0.0)), 0.5).reaches(0.1) == MOST
 
 
-FELT = Felt(output=((0.03, 0.02), (0.1, 0.08), (0.3, 0.4)), splits=((0.2, 0.05), (0.5, 0.3)))
-DULL = Felt(output=tuple((x, y / 100) for x, y in FELT.output), splits=FELT.splits)
+SPLITS = ((0.2, 0.05), (0.5, 0.3))
+SHARP = LayerSensitivity(output=((0.03, 0.02), (0.1, 0.08), (0.3, 0.4)), splits={FILTERS: SPLITS})
+DULL = LayerSensitivity(output=tuple((x, y / 100) for x, y in SHARP.output), splits=SHARP.splits)
 
 
 def test_losses_of_both_ranks_add() -> None:
-    one, splits = NETWORK[2], Curve(FELT.splits, 1.0)
-    pair, channel, spatial = Choice("3d", (90, 40)), Choice("channel", (40,)), Choice("spatial", (90,))
+    one, splits = NETWORK[2], {FILTERS: Curve(SPLITS, 1.0)}
+    pair, channel, spatial = Choice(THREE_D, (90, 40)), Choice(CHANNEL, (40,)), Choice(SPATIAL, (90,))
     assert lost(one, pair, splits) == pytest.approx(lost(one, channel, splits) + lost(one, spatial, splits))
     assert min(lost(one, channel, splits), lost(one, spatial, splits)) > 0
-    full = Choice("3d", (one.geometry.spatial_limit, one.geometry.channel_limit))
+    full = Choice(THREE_D, (one.geometry.spatial_limit, one.geometry.channel_limit))
     assert lost(one, full, splits) == pytest.approx(0, abs=1e-12)
 
 
 def test_layers_may_lose_what_changes_the_output_alike() -> None:
-    three = {"a": FELT, "b": DULL, "c": FELT}
+    three = {"a": SHARP, "b": DULL, "c": SHARP}
     assert allowed(three)["a"] == pytest.approx(0.1)  # the middle one
     change = Curve(DULL.output, 0.5)(allowed(three)["b"])
-    assert change == pytest.approx(Curve(FELT.output, 0.5)(0.1))
-    assert allowed({**three, "d": Felt(output=())})["d"] == pytest.approx(0.1)
+    assert change == pytest.approx(Curve(SHARP.output, 0.5)(0.1))
+    assert allowed({**three, "d": LayerSensitivity(output=())})["d"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("speedup", [1.3, 2.0, 3.0, 4.0])
 @pytest.mark.parametrize("scheme", ["channel", "spatial", "3d"])
-def test_what_the_output_feels_least_is_cut_most(scheme: Any, speedup: float) -> None:
-    """The same layers, one of them a hundred times less felt: it is made cheaper, and the others dearer."""
-    macs = {}
-    for which in (FELT, DULL):
-        merit = least_change({one.name: FELT for one in NETWORK} | {"c": which}, refits=True)
-        plan = select(NETWORK, fixed=FIXED, speedup=speedup, scheme=scheme, method="sensitivity", merit=merit)
+def test_the_layer_that_matters_least_is_cut_most(scheme: Any, speedup: float) -> None:
+    """The same layers, one of which changes the output a hundred times less: it costs less, and the others more."""
+    macs = []
+    for which in (SHARP, DULL):
+        merit = least_change({one.name: SHARP for one in NETWORK} | {"c": which}, refits=True)
+        plan = select(NETWORK, fixed=FIXED, speedup=speedup, scheme=SCHEMES[scheme], search="forms", merit=merit)
         assert speedup <= achieved(NETWORK, plan, FIXED) < 1.02 * speedup
-        macs[which] = NETWORK[2].macs(plan.get("c"))
-    assert macs[DULL] < macs[FELT]
+        macs.append(NETWORK[2].macs(plan.get("c")))
+    assert macs[1] < macs[0]
 
 
 def test_layers_that_are_fitted_in_factors_are_not_left_whole() -> None:
     """What the layers before have lost is made up for where a layer is fitted, and only there."""
-    felt = {one.name: FELT for one in NETWORK}
+    measured = {one.name: SHARP for one in NETWORK}
 
     def planned(refits: bool) -> set[str]:
-        merit = least_change(felt, refits=refits)
-        return set(select(NETWORK, fixed=FIXED, speedup=1.2, scheme="channel", method="sensitivity", merit=merit))
+        merit = least_change(measured, refits=refits)
+        return set(select(NETWORK, fixed=FIXED, speedup=1.2, scheme=SCHEMES["channel"], search="forms", merit=merit))
 
-    assert planned(True) == set(felt)
-    assert planned(False) < set(felt)
+    assert planned(True) == set(measured)
+    assert planned(False) < set(measured)
 
 
 @pytest.mark.parametrize("name", ["3", "7"])
@@ -248,11 +250,11 @@ def test_what_is_common_to_all_numbers_counts_by_degrees() -> None:
     model, images = Pair().eval().double(), smooth_images(6).double()
     with torch.no_grad():
         a, b = (layer(images).mean((1, 2, 3)) for layer in (model.a, model.b))
-    felt = []
+    changes = []
     for factor in (0.98, 1.02):
         model.scale = factor * float(b.std() / a.std())
-        felt.append(Listener(model, batch_of(images), CPU, 0).change(*projected(model, images, "a", 1)))
-    assert 0 < felt[0] < felt[1] < 1.5 * felt[0]
+        changes.append(Listener(model, batch_of(images), CPU, 0).change(*projected(model, images, "a", 1)))
+    assert 0 < changes[0] < changes[1] < 1.5 * changes[0]
 
 
 def test_regression_gets_back_what_a_split_only_mixes_up() -> None:
@@ -355,7 +357,10 @@ def test_refusals() -> None:
     nn.init.zeros_(silent[-1].bias)
     with pytest.raises(LeanconvError, match=r"are all 0 or not finite on these images; use ranks='energy'\.$"):
         leanconv.accelerate(silent, smooth_images(), 2, ranks="sensitivity", **QUICK)
-    with pytest.raises(LeanconvError, match=r"target=.* goes with ranks='latency' only"):
+    with (
+        pytest.warns(FutureWarning, match="target= is going"),
+        pytest.raises(LeanconvError, match=r"target=.* goes with ranks='latency' only"),
+    ):
         leanconv.accelerate(plain_network(), smooth_images(), ranks="sensitivity", target=leanconv.Target())
 
 
@@ -366,7 +371,7 @@ def test_workdir_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mon
     measured = Listener.change
 
     def noted(self: Listener, form: Change, factors: Factors) -> float:
-        asked.append(form.scheme)
+        asked.append(form.form.name)
         return measured(self, form, factors)
 
     monkeypatch.setattr(Listener, "change", noted)
@@ -396,7 +401,7 @@ def test_few_images_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     leanconv.accelerate(plain_network(), images.split(5), 2, ranks="sensitivity", **QUICK)
     (found,) = seen
     drawn = torch.cat([piece for batch in found for piece in batch.pieces])
-    assert len(drawn) == measure.IMAGES
+    assert len(drawn) == selector.IMAGES
     numbers = [int((images == one).flatten(1).all(1).nonzero()) for one in drawn]
     assert len({number // 5 for number in numbers}) > 5
 
@@ -413,7 +418,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "measuring layers" in meanwhile
     page = (tmp_path / "fast" / "report.html").read_text()
     assert "ranks by sensitivity" in page
-    assert "This run chose its ranks otherwise" in page
+    assert "This run chose its ranks in another way" in page
     code, said, meanwhile = call("accelerate net.py:build --images photos --ranks feeling --out b", monkeypatch, capsys)
     assert code == 2
     assert "use 'uniform', 'energy', 'sensitivity', 'latency' or a dict" in meanwhile

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import leanconv
+from leanconv.config import Distill
 from leanconv.result import Accelerated
 from leanconv.train import distill as refine
 from leanconv.train.finetune import finetune
@@ -27,7 +28,7 @@ def images(count: int = 40, seed: int = 0) -> Tensor:
     return smooth_images(count, SIZE, seed=seed)
 
 
-def run(refined: str = "distill", model: nn.Module | None = None, **other: object) -> Accelerated:
+def run(refined: str | Distill = "distill", model: nn.Module | None = None, **other: object) -> Accelerated:
     arguments: dict[str, object] = {"speedup": 2.0, "samples": 2000, "progress": False, **other}
     given = arguments.pop("images", None)
     return leanconv.accelerate(

@@ -10,6 +10,7 @@ import torch
 import leanconv
 from leanconv.config import Options
 from leanconv.evaluation.paired import compare
+from leanconv.forms import THREE_D
 from leanconv.network.layers.cost import Cost
 from leanconv.network.layers.geometry import Geometry
 from leanconv.ranks import Candidate, KeptSpectra
@@ -67,7 +68,7 @@ def many_layers(count: int, width: int) -> Facts:
         LayerFacts(
             name=name,
             macs_before=cost.dense,
-            macs_after=cost.both(5, 5),
+            macs_after=THREE_D.macs(cost, (5, 5)),
             scheme="3d",
             ranks=(5, 5),
             limits=(3 * width, width),
@@ -85,7 +86,7 @@ def many_layers(count: int, width: int) -> Facts:
         source="many",
         original_options=(),
         macs_before=count * cost.dense,
-        macs_after=count * cost.both(5, 5),
+        macs_after=count * THREE_D.macs(cost, (5, 5)),
         parameters_before=2,
         parameters_after=1,
         images=1,

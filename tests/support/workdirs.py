@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor, nn
 
 import leanconv
-from leanconv.pipeline import engine as engine_module
+from leanconv.calibrate.streams import Streams
 from leanconv.result import Accelerated
 from leanconv.storage.workdir import Workdir
 from tests.support.networks import plain_network
@@ -53,10 +53,10 @@ def killed_after(sites: int, monkeypatch: pytest.MonkeyPatch, folder: Path, **ot
 
 
 def original_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = engine_module.Engine.responses
+    usual = Streams.responses
 
-    def guarded(self: engine_module.Engine, network: nn.Module, probes: object, title: str, *more: object) -> object:
+    def guarded(self: Streams, network: nn.Module, probes: object, title: str, *more: object) -> object:
         assert title != "original network"
         return usual(self, network, probes, title, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine_module.Engine, "responses", guarded)
+    monkeypatch.setattr(Streams, "responses", guarded)

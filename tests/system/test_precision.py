@@ -50,9 +50,7 @@ def test_a_network_is_accelerated_whatever_way_precision_was_set(exact_convoluti
     assert not tf32()
     with exact_products():
         assert not tf32()
-    result = leanconv.accelerate(
-        plain_network(), smooth_images(30, 16), 2.0, refine=refine, steps=2 if refine == "distill" else None,
-        samples=500, progress=False,
-    )  # fmt: skip
+    way = leanconv.Distill(steps=2) if refine == "distill" else refine
+    result = leanconv.accelerate(plain_network(), smooth_images(30, 16), 2.0, refine=way, samples=500, progress=False)
     assert result.speedup >= 2
     assert cudnn.conv.fp32_precision == "ieee"  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from leanconv import LeanconvError
 from leanconv.calibrate.batches import Batch, Batches
 from leanconv.calibrate.memory import Memory
 from leanconv.cli.main import run as command
+from leanconv.config import Distill
 from leanconv.result import Accelerated
 from leanconv.train import distill as refine
 from leanconv.train.augment import crop_and_flip
@@ -56,12 +57,12 @@ def test_few_images_are_gone_through_often_and_many_in_larger_steps() -> None:
 def test_steps_that_were_asked_for_are_taken() -> None:
     assert refine.course(1000, 2400) == (134, 50, 2e-3)  # 18 steps an epoch
     assert refine.course(1000, 1) == (1, 50, 2e-3)
-    rows = run(steps=7).training["history"]["rows"]  # two steps an epoch
+    rows = run(Distill(steps=7)).training["history"]["rows"]  # two steps an epoch
     assert [row["epoch"] for row in rows] == [0, 1, 2, 3, 4]
-    with pytest.raises(LeanconvError, match="steps=7 goes with refine='distill' only"):
+    with pytest.raises(LeanconvError, match="steps=7 goes with refine='distill' only"), pytest.warns(FutureWarning):
         run("closed-form", steps=7)
     with pytest.raises(LeanconvError, match="steps=0 must be"):
-        run(steps=0)
+        run(Distill(steps=0))
 
 
 @pytest.mark.usefixtures("many", "short")
@@ -110,8 +111,9 @@ def test_a_training_that_does_not_help_is_stopped_and_forgotten(
 def test_kernels_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refine, "EPOCHS", 1)
     seen: list[nn.Module] = []
-    monkeypatch.setattr("leanconv.api.apply", lambda model, kernels: seen.append(model))
-    assert run(kernels="auto").model is seen[0]
+    monkeypatch.setattr("leanconv.kernels.optimize.apply", lambda model, kernels: seen.append(model))
+    with pytest.warns(FutureWarning, match="kernels= is going"):
+        assert run(kernels="auto").model is seen[0]
 
 
 @pytest.mark.usefixtures("short")

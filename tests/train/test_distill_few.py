@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from leanconv.calibrate.batches import take
+from leanconv.config import Distill
 from leanconv.demo import digits, train
 from leanconv.result import Accelerated
 from leanconv.train import distill as refine
@@ -44,13 +45,13 @@ def test_layers_are_fitted_to_the_others_only(monkeypatch: pytest.MonkeyPatch) -
     fitted = run("closed-form", images=seen["trained"])
     assert result.layers == fitted.layers
     enough = images(refine.FEW)
-    run(images=enough, steps=1)
+    run(Distill(steps=1), images=enough)
     assert seen["judged"] is None
     assert torch.equal(seen["trained"], enough)
 
 
 def test_the_course_is_that_of_all_images() -> None:
-    result = run(images=images(400), steps=1)
+    result = run(Distill(steps=1), images=images(400))
     assert result.training["settings"]["batch"] == refine.course(400)[1] != refine.course(360)[1]
 
 
@@ -62,14 +63,14 @@ def test_images_some_of_which_stay_out_do_not_travel_ahead(monkeypatch: pytest.M
     run()
     assert sent == []
     run("closed-form")
-    run(images=images(refine.FEW), steps=1)
+    run(Distill(steps=1), images=images(refine.FEW))
     assert sent == [40, refine.FEW]
 
 
 @pytest.mark.parametrize("count", [40, 550])
 def test_images_that_autograd_follows(count: int) -> None:
     given = images(count).requires_grad_()
-    assert run(images=given, steps=2).training["history"]["rows"][-1]["step"] >= 2
+    assert run(Distill(steps=2), images=given).training["history"]["rows"][-1]["step"] >= 2
     assert given.grad is None
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from leanconv import LeanconvError
-from leanconv.config import Options
+from leanconv.config import Distill, Options
 from leanconv.result import Accelerated
 from leanconv.storage.workdir import Workdir
 from leanconv.train import distill as refine
@@ -119,13 +119,13 @@ def test_closed_form_and_distillation_share_what_is_solved(
 
 def test_other_steps_train_anew_what_is_solved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "KEEP_EVERY", 1)
-    ended_after(2, Checkpoint, "keep", monkeypatch, lambda: run(workdir=tmp_path, steps=4))
+    ended_after(2, Checkpoint, "keep", monkeypatch, lambda: run(Distill(steps=4), workdir=tmp_path))
     with pytest.raises(LeanconvError, match="an unfinished run with steps=4, but steps=2 was given"):
-        run(workdir=tmp_path, steps=2)
-    assert_equal(run(steps=4), run(workdir=tmp_path, steps=4))
-    fresh = run(steps=2)
+        run(Distill(steps=2), workdir=tmp_path)
+    assert_equal(run(Distill(steps=4)), run(Distill(steps=4), workdir=tmp_path))
+    fresh = run(Distill(steps=2))
     nothing_is_solved(monkeypatch)
-    assert_equal(fresh, run(workdir=tmp_path, steps=2))
+    assert_equal(fresh, run(Distill(steps=2), workdir=tmp_path))
 
 
 def test_a_folder_from_before_there_were_steps_and_sweeps_is_as_good(
@@ -146,9 +146,12 @@ def test_a_folder_from_before_there_were_steps_and_sweeps_is_as_good(
 def test_layers_of_ranks_found_by_timing_are_not_shared(ranks: str, shared: bool, tmp_path: Path) -> None:
     """Timed again they would be other ranks."""
     work, given = Workdir(tmp_path), {"model": "a", "images": "b", "all images": True, "device": "cpu"}
-    work.begin(given, Options.check(ranks=ranks, refine="closed-form"))
+    options = [Options.check(ranks=ranks, refine=refine) for refine in ("closed-form", "distill")]
+    work.begin(given, options[0])
+    work.begin_run(options[0])
     (tmp_path / "solved").mkdir()
     work.finish()
-    work.begin(given, Options.check(ranks=ranks, refine="distill"))
+    work.begin(given, options[1])
+    work.begin_run(options[1])
     assert (tmp_path / "solved").exists() is shared
     work.close()

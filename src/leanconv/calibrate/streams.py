@@ -99,7 +99,8 @@ class Streams:
         self.memory, self.inputs = memory, Inputs(memory, self.travel)
 
     def look(self, probes: list[Probe]) -> None:
-        """Find out how the network can be run."""
+        """Find out how the network can be run. ``probes``: of all sites."""
+        self._sites = [probe.site for probe in probes]
         with self.clock.stage("preparing"):
             sample = self.batches.sample()
             plain: dict[str, Seen] = {}  # seen once, however often it is compared with
@@ -175,7 +176,7 @@ class Streams:
     def _observed(self, network: nn.Module, probes: list[Probe], title: str, samples: Samples) -> None:
         assert self.cutting is not None
         alone = self.team.world == 1
-        walk = Walk(network, self.positions, self.inputs, self.tapes, probes)
+        walk = Walk(network, self.positions, self.inputs, self.tapes, probes, self._sites)
         cut = self.cutting.reason is None and network is self.original
         mine: dict[str, list[Piece]] = {probe.site.name: [] for probe in probes}
         if self.team.lead:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from leanconv.errors import whole
 from leanconv.forms.base import Axis, Form, Ranks
 from leanconv.network.layers.cost import Cost
 from leanconv.network.layers.geometry import Geometry
@@ -27,6 +28,9 @@ class Spatial(Form):
     axes: ClassVar[tuple[Axis, ...]] = (FILTERS,)
     pointwise_end = False
     sweeps: int = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        whole("sweeps", self.sweeps, 0)
 
     def applies(self, geometry: Geometry) -> bool:
         return geometry.splits_spatially

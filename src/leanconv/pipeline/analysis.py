@@ -9,9 +9,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from leanconv.calibrate.prefetch import SHARE
 from leanconv.calibrate.streams import Streams
 from leanconv.config import Options
 from leanconv.errors import LeanconvError
-from leanconv.forms import Choices
+from leanconv.forms import Choice, Choices
 from leanconv.forms.merge import join
 from leanconv.forms.replace import Change
 from leanconv.network import reasons
@@ -41,10 +39,9 @@ from leanconv.pipeline.session import Session
 from leanconv.pipeline.solve_layers import Run, solve_layers, split_filters
 from leanconv.ranks import Candidate, Pairs, active, by_hand
 from leanconv.ranks.manual import checked
-from leanconv.ranks.selector import Request
+from leanconv.ranks.selector import RankSelector, Request
 from leanconv.ranks.spectra import Spectra
-from leanconv.result import Accelerated, LayerReport
-from leanconv.storage.workdir import digest_of_images, digest_of_model
+from leanconv.result import Accelerated
 from leanconv.system.text_table import table
 
 
@@ -120,23 +117,23 @@ class Analysis:
         plan that was saved. ``asymmetric``: whether layers will be fitted to the input they will have."""
         if isinstance(speedup, (str, Path)):
             choices, pairs = read_plan(Path(speedup))
-            for name, choice in choices.items():
-                checked(name, choice, self._candidate(name).geometry)
-            return self._as_plan(choices, pairs)
-        options = self._asked(speedup=speedup, ranks=ranks, asymmetric=asymmetric)
+            self._check(choices)
+            return self._as_plan(choices, [pair for pair in self._prepared.pairs if pair in pairs], self._options)
+        options = _asked(self._options, speedup=speedup, ranks=ranks, asymmetric=asymmetric)
         with self._session.guarded():
-            choices, pairs = self._chosen(options)
+            plan = self._chosen(options)
         self._options = options
-        return self._as_plan(choices, pairs)
+        return plan
 
     def apply(
         self, plan: Plan, *, solver: str | None = None, asymmetric: bool | None = None, refine: Any = None
     ) -> Accelerated:
-        """The network with every layer of the plan replaced and fitted. Arguments as for ``accelerate``."""
-        before = self._options.refine
-        self._options = options = self._asked(solver=solver, asymmetric=asymmetric, refine=refine)
+        """The network with every layer of the plan replaced and fitted. Arguments as for ``accelerate``; without, those
+        that the plan was made for."""
+        options = _asked(plan.options, solver=solver, asymmetric=asymmetric, refine=refine)
+        self._check(plan)
         with self._session.guarded():
-            if options.refine == "distill" and before != options.refine:
+            if options.refine == "distill" and self._options.refine != options.refine:
                 self._check_distillable()
             result = self._applied_plan(plan, options)
             if kind_of(self._model) is not None:
@@ -149,31 +146,26 @@ class Analysis:
             self._session.finish()
         return result
 
-    def _candidate(self, name: str) -> Candidate:
-        if name not in self._spectra.candidates:
-            raise LeanconvError(f"the plan names layer {name!r}, which cannot be replaced in this network.")
-        return self._spectra.candidates[name]
+    def _check(self, choices: Mapping[str, Choice]) -> None:
+        for name, choice in choices.items():
+            if name not in self._spectra.candidates:
+                raise LeanconvError(f"the plan names layer {name!r}, which cannot be replaced in this network.")
+            checked(name, choice, self._spectra.candidates[name].geometry)
 
-    def _asked(self, **given: Any) -> Options:
-        """The arguments so far with these; None is what was given before."""
-        changed = self._options.changed(**{name: value for name, value in given.items() if value is not None})
-        return self._options if changed == self._options else changed
+    def _as_plan(self, choices: Choices, pairs: Pairs, options: Options, selector: RankSelector | None = None) -> Plan:
+        candidates, fixed = self._spectra.candidates, self._prepared.fixed_macs
+        return Plan(choices, pairs, candidates, fixed=fixed, options=options, selector=selector)
 
-    def _as_plan(self, choices: Choices, pairs: Pairs) -> Plan:
-        prepared = self._prepared
-        return Plan(choices, pairs, self._spectra.candidates, fixed=prepared.fixed_macs, scheme=prepared.options.forms)
-
-    def _chosen(self, options: Options) -> tuple[Choices, Pairs]:
+    def _chosen(self, options: Options) -> Plan:
         """By the selector, at the main process, or by hand."""
         prepared, streams, pairs = self._prepared, self._streams, self._prepared.pairs
         if isinstance(options.ranks, Mapping):
             geometries = {name: site.geometry for name, site in prepared.sites.items()}
             choices = by_hand(options.ranks, geometries, prepared.skipped, options.forms)
-            return choices, active(choices, [pair for pair in pairs if pair[1] in choices])
+            return self._as_plan(choices, [pair for pair in pairs if pair[1] in choices], options)
         selector = prepared.selector
         if selector is None or options is not prepared.options:
             selector = options.selector.prepared(self._model, streams.batches.sample(), comparable=prepared.comparable)
-        self._selector = selector
         chosen: tuple[Choices, Pairs] | None = None
         if streams.team.lead:
             request = Request(
@@ -190,7 +182,7 @@ class Analysis:
                 changes=lambda choices: self._changes(choices, pairs),
             )
             chosen = selector.choose(request)
-        return streams.team.share(chosen)
+        return self._as_plan(*streams.team.share(chosen), options, selector)
 
     def _changes(self, choices: Choices, pairs: Pairs) -> list[Change]:
         """What choices do to the layers, those that only take in a factor included."""
@@ -207,14 +199,14 @@ class Analysis:
         if self._applied:
             streams.begin_again(self._session.memory())
         self._applied = True
-        self._session.begin(options)
+        self._session.begin(options, plan.to_json())
         choices, pairs, macs = dict(plan), plan.pairs, plan.macs
         kept = team.share(spectra.kept(prepared.pairs, prepared.survey) if team.lead else None)
         takers = {taker for _, taker in pairs}
         layers = {
             name: self._state(name, choices, macs) for name in prepared.sites if name in choices or name in takers
         }
-        skipped = self._left_whole(layers)
+        skipped = self._left_whole(layers, by_hand=isinstance(options.ranks, Mapping))
         energies = team.share({name: spectra.candidates[name].energy(choice) for name, choice in choices.items()})
         for name, energy in energies.items():
             layers[name].energy = energy
@@ -242,9 +234,9 @@ class Analysis:
         for name, buffer in streams.accelerated.named_buffers():
             if name in prepared.buffers and buffer.shape == prepared.buffers[name].shape:
                 buffer.copy_(prepared.buffers[name])
-        reports = [_report(layers[name], given.get(name, ())) for name in sorted(layers, key=lambda name: index[name])]
+        reports = [layers[name].report(given.get(name, ())) for name in sorted(layers, key=lambda name: index[name])]
         saved = sum(report.macs_before - report.macs_after for report in reports)
-        selector = None if isinstance(options.ranks, Mapping) else self._selector
+        selector = plan.selector
         return Accelerated(
             model=streams.accelerated.eval(),
             layers=reports,
@@ -262,7 +254,7 @@ class Analysis:
             timing=team.share(selector.final_times(streams) if selector is not None and team.lead else None),
         )
 
-    def _left_whole(self, layers: Mapping[str, LayerState]) -> dict[str, str]:
+    def _left_whole(self, layers: Mapping[str, LayerState], *, by_hand: bool) -> dict[str, str]:
         """Why each layer stays as it is; responses of those that were to be replaced are not needed any more."""
         prepared, scheme = self._prepared, self._prepared.options.forms
         skipped = dict(prepared.skipped)
@@ -272,7 +264,9 @@ class Analysis:
             if self._last:
                 self._spectra.targets.drop(name)
             forms = scheme.applicable(site.geometry)
-            if not forms:
+            if by_hand:
+                skipped[name] = reasons.NOT_NAMED
+            elif not forms:
                 skipped[name] = reasons.NOT_SPATIAL
             elif all(form.macs(site.cost, (1,) * len(form.axes)) >= site.cost.dense for form in forms):
                 skipped[name] = reasons.NOT_CHEAPER
@@ -304,6 +298,12 @@ class Analysis:
             )
 
 
+def _asked(options: Options, **given: Any) -> Options:
+    """``options`` with these arguments; None is what was given before."""
+    changed = options.changed(**{name: value for name, value in given.items() if value is not None})
+    return options if changed == options and changed.custom is options.custom else changed
+
+
 def analyze_model(
     model: nn.Module, images: Iterable[Any], options: Options, session: Session, *, last: bool
 ) -> Analysis:
@@ -319,6 +319,10 @@ def analyze_model(
 def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session: Session, *, last: bool) -> Analysis:
     with session.clock.stage("preparing"):
         given, prepared = _looked_at(model, images, options, session)
+        if isinstance(options.ranks, Mapping):  # refused before long work
+            geometries = {name: site.geometry for name, site in prepared.sites.items()}
+            by_hand(options.ranks, geometries, prepared.skipped, options.forms)
+            prepared.keep_only(options.ranks)
         batches, judges = given, None
         if options.refine == "distill":
             from leanconv.train.distill import are_few, put_aside
@@ -328,14 +332,10 @@ def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session
         session.check_alike(model, batches, options)
     if session.keeps_state:
         with session.clock.stage("opening the workdir"):
-            _open_state(session, model, given, batches, options)
+            session.open_workdir(model, given, batches, options)
             if last:
                 session.begin(options)
     del given  # with few images to distil from, others than those that are left
-    if isinstance(options.ranks, Mapping):
-        geometries = {name: site.geometry for name, site in prepared.sites.items()}
-        by_hand(options.ranks, geometries, prepared.skipped, options.forms)  # refused before long work
-        prepared.keep_only(options.ranks)
     streams = Streams(
         original=prepared.original,
         batches=batches,
@@ -358,15 +358,6 @@ def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session
             if spectra.measure(known, stage.advance):
                 session.notes.write("spectra", known)
     return Analysis(session, model, prepared, streams, spectra, options, judges, last=last)
-
-
-def _open_state(session: Session, model: nn.Module, given: Batches, fitted: Batches, options: Options) -> None:
-    """Check the arguments against what the workdir holds. ``fitted``: what is left of the images ``given``."""
-    shares = session.team.words(digest_of_images(given))
-    if session.work is not None:
-        images = hashlib.sha256(repr(sorted(item for share in shares for item in share)).encode()).hexdigest()
-        facts = {"model": digest_of_model(model), "images": images, "device": session.device.type}
-        session.work.begin({**facts, "all images": fitted is given}, options)
 
 
 def _looked_at(model: nn.Module, images: Iterable[Any], options: Options, session: Session) -> tuple[Batches, Prepared]:
@@ -398,20 +389,6 @@ def _looked_at(model: nn.Module, images: Iterable[Any], options: Options, sessio
 def reachable_speedup(model: nn.Module, images: Iterable[Any], options: Options, session: Session) -> float:
     with session.guarded():
         return _looked_at(model, images, options, session)[1].reachable()
-
-
-def _report(layer: LayerState, taken: tuple[int, ...]) -> LayerReport:
-    """``taken``: the d' that a layer which stays whole has taken in."""
-    assert layer.outcome is not None
-    return LayerReport(
-        name=layer.name,
-        scheme=layer.change.form.name,
-        ranks=taken if layer.choice is None else layer.choice.ranks,
-        macs_before=layer.site.cost.dense,
-        macs_after=layer.macs,
-        energy=layer.energy,
-        **asdict(layer.outcome),
-    )
 
 
 def _parameters(model: nn.Module) -> int:

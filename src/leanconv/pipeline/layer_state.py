@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from leanconv.calibrate.probes import Probe
 from leanconv.forms import MERGED, Choice
@@ -10,6 +10,7 @@ from leanconv.forms.fit import Outcome, split_probe
 from leanconv.forms.replace import Change, change_of
 from leanconv.network.sites import Site
 from leanconv.progress import Solved
+from leanconv.result import LayerReport
 from leanconv.solve import TwoStep
 
 
@@ -41,6 +42,19 @@ class LayerState:
 
     def split_into(self, split: TwoStep, *, free: bool) -> None:
         self.probe = split_probe(self.dense, split, free=free)
+
+    def report(self, taken: tuple[int, ...]) -> LayerReport:
+        """For the result. ``taken``: the d' that a layer which stays whole has taken in."""
+        assert self.outcome is not None
+        return LayerReport(
+            name=self.name,
+            scheme=self.change.form.name,
+            ranks=taken if self.choice is None else self.choice.ranks,
+            macs_before=self.site.cost.dense,
+            macs_after=self.macs,
+            energy=self.energy,
+            **asdict(self.outcome),
+        )
 
     def described(self, error: float | None) -> Solved:
         """One line of progress."""

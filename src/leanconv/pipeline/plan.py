@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from leanconv.config import Options
 from leanconv.errors import LeanconvError, unknown_name
-from leanconv.forms import FORMS, Choice, Choices, Scheme
+from leanconv.forms import FORMS, Choice, Choices
 from leanconv.ranks import Candidate, Pairs, active, macs_after
 from leanconv.ranks.manual import choice_by_hand
+from leanconv.ranks.selector import RankSelector
 from leanconv.system.atomic_files import write_whole
 from leanconv.system.text_table import table
 
@@ -25,11 +27,19 @@ class Plan(MutableMapping[str, Choice]):
     """
 
     def __init__(
-        self, choices: Choices, pairs: Pairs, candidates: Mapping[str, Candidate], *, fixed: int, scheme: Scheme
+        self,
+        choices: Choices,
+        pairs: Pairs,
+        candidates: Mapping[str, Candidate],
+        *,
+        fixed: int,
+        options: Options,
+        selector: RankSelector | None = None,
     ):
-        """``pairs``: of layers to merge. ``fixed``: MACs of the layers that count and are no candidates."""
-        self._choices, self._pairs, self._candidates = dict(choices), list(pairs), candidates
-        self._fixed, self._scheme = fixed, scheme
+        """``pairs``: of layers to merge. ``fixed``: MACs of the layers that count and are no candidates. ``options``:
+        what the plan was made for; ``selector``: who made it, None for ranks by hand."""
+        self._choices, self._pairs, self._candidates, self._fixed = dict(choices), list(pairs), candidates, fixed
+        self.options, self.selector = options, selector
 
     def __getitem__(self, name: str) -> Choice:
         return self._choices[name]
@@ -37,7 +47,7 @@ class Plan(MutableMapping[str, Choice]):
     def __setitem__(self, name: str, ranks: Any) -> None:
         if name not in self._candidates:
             raise unknown_name(str(name), self._candidates, what="layer", where="plan")
-        self._choices[name] = choice_by_hand(name, ranks, self._candidates[name].geometry, self._scheme)
+        self._choices[name] = choice_by_hand(name, ranks, self._candidates[name].geometry, self.options.forms)
 
     def __delitem__(self, name: str) -> None:
         del self._choices[name]
@@ -101,5 +111,5 @@ def read_plan(path: Path) -> tuple[Choices, Pairs]:
             raise ValueError("it is no plan of this version")
         choices = {name: Choice(FORMS[form], tuple(ranks)) for name, (form, *ranks) in data["layers"].items()}
         return choices, [(giver, taker) for giver, taker in data["pairs"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LeanconvError(f"{str(path)!r} is no plan ({error}); give a file that plan.save() wrote.") from None

@@ -3,6 +3,7 @@ states kept."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ from leanconv.calibrate.processes import Team
 from leanconv.config import Options
 from leanconv.network.user_model import check_model, device_of, parse_device
 from leanconv.progress import reporter
-from leanconv.storage.workdir import Workdir, digest_of_model
+from leanconv.storage.workdir import Workdir, digest_of_images, digest_of_model
 from leanconv.system.process_memory import heap_at_hand, quiet_collector
 from leanconv.system.random_state import untouched_rng
 from leanconv.system.stage_clock import Clock
@@ -101,9 +102,18 @@ class Session:
         if self.team.world > 1:
             self.team.same("weights", digest_of_model(model))
 
-    def begin(self, options: Options) -> None:
+    def open_workdir(self, model: nn.Module, given: Batches, fitted: Batches, options: Options) -> None:
+        """Check the arguments against what the workdir holds. ``fitted``: what is left of the images ``given``."""
+        shares = self.team.words(digest_of_images(given))
         if self.work is not None:
-            self.work.begin_run(options)
+            images = hashlib.sha256(repr(sorted(item for share in shares for item in share)).encode()).hexdigest()
+            facts = {"model": digest_of_model(model), "images": images, "device": self.device.type}
+            self.work.begin({**facts, "all images": fitted is given}, options)
+
+    def begin(self, options: Options, plan: dict[str, Any] | None = None) -> None:
+        """``plan``: as it is saved, once it is known."""
+        if self.work is not None:
+            self.work.begin_run(options, plan)
 
     def finish(self) -> None:
         if self.work is not None:

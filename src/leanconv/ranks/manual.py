@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from leanconv.errors import LeanconvError, unknown_name
-from leanconv.forms import FORMS, Choice, Choices, Scheme
+from leanconv.forms import Choice, Choices, Scheme
 from leanconv.network.layers.geometry import Geometry
 
 
@@ -35,8 +35,6 @@ def by_hand(
 
 def choice_by_hand(name: str, given: Any, geometry: Geometry, scheme: Scheme) -> Choice:
     """The form of the scheme that has most ranks for such a layer, with the ranks given."""
-    if isinstance(given, (list, tuple)) and given and given[0] in FORMS:  # as it is saved
-        given = Choice(FORMS[given[0]], tuple(given[1:]))
     if isinstance(given, Choice):
         return checked(name, given, geometry)
     forms = scheme.applicable(geometry)
@@ -62,8 +60,14 @@ def choice_by_hand(name: str, given: Any, geometry: Geometry, scheme: Scheme) ->
 
 
 def checked(name: str, choice: Choice, geometry: Geometry) -> Choice:
-    """``choice`` if the layer allows these ranks."""
-    for axis, rank, limit in zip(choice.form.axes, choice.ranks, choice.form.limits(geometry), strict=True):
+    """``choice`` if the layer allows this form and these ranks."""
+    form = choice.form
+    if not form.applies(geometry):
+        raise LeanconvError(f"ranks[{name!r}] is {choice}, a form this layer cannot take; use another.")
+    if len(choice.ranks) != len(form.axes) or not all(_whole(rank) for rank in choice.ranks):
+        symbols = ", ".join(axis.symbol for axis in form.axes)
+        raise LeanconvError(f"ranks[{name!r}] is {choice.ranks!r}; {form.name} takes whole numbers ({symbols}).")
+    for axis, rank, limit in zip(form.axes, choice.ranks, form.limits(geometry), strict=True):
         if not 1 <= rank <= limit:
             raise LeanconvError(f"ranks[{name!r}] asks for {axis.symbol} = {rank}; this layer allows 1 to {limit}.")
     return choice

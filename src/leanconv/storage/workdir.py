@@ -110,18 +110,29 @@ class Workdir:
         self._state["basis"] = basis
         self._store(STATE, self._state)
 
-    def begin_run(self, options: Options) -> None:
-        """Start a run of these arguments or go on with it; refuse, by name, what does not go with an unfinished one."""
+    def begin_run(self, options: Options, plan: dict[str, Any] | None = None) -> None:
+        """Start a run of these arguments or go on with it; refuse, by name, what does not go with an unfinished one.
+        Layers that were solved for another ``plan`` are forgotten."""
         run, solving = self._arguments(options)
         known = self._completed(self._state)
         if known["run"] is not None and run != known["run"]:
-            if not known["finished"]:
+            if not known["finished"] and (self.folder / SOLVED).exists():  # else nothing would be lost
                 self._compare(run, known["run"], "an unfinished run")
             self._remove(DISTILLING)
             if solving != known["solving"]:
                 self._remove(SOLVED)
-        finished = known["finished"] and run == known["run"]
-        self._state = {"basis": known["basis"], "run": run, "solving": solving, "finished": finished}
+        finished, before = known["finished"] and run == known["run"], known["plan"]
+        if None not in (plan, before) and plan != before:
+            self._remove(DISTILLING)
+            self._remove(SOLVED)
+            finished = False
+        self._state = {
+            "basis": known["basis"],
+            "run": run,
+            "solving": solving,
+            "plan": before if plan is None else plan,
+            "finished": finished,
+        }
         self._store(STATE, self._state)
 
     def _arguments(self, options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,10 +147,11 @@ class Workdir:
         for part in ("run", "solving"):
             if known.get(part) is not None:
                 known[part] = {"steps": None, "sweeps": 0, **known[part]}
-        return {"run": None, "solving": None, **known}
+        return {"run": None, "solving": None, "plan": None, **known}
 
     def finish(self) -> None:
-        self._store(STATE, {**self._state, "finished": True})
+        self._state["finished"] = True
+        self._store(STATE, self._state)
 
     def _compare(self, wanted: dict[str, Any], known: dict[str, Any], what: str) -> None:
         words = {"model": "weights or layers", "images": "images or batches"}

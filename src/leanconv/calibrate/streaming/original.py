@@ -15,6 +15,7 @@ from leanconv.calibrate.prefetch import Inputs
 from leanconv.calibrate.probes import Probe, Responses
 from leanconv.calibrate.streaming.replay import CannotCut, Env, Script, Stop
 from leanconv.calibrate.streaming.tape_cache import Tapes
+from leanconv.network.sites import Site
 
 
 class Walk:
@@ -28,9 +29,13 @@ class Walk:
         inputs: Inputs,
         tapes: Tapes,
         probes: Iterable[Probe],
+        sites: Iterable[Site],
     ):
+        """``sites``: all layers the tapes were looked at with. Whatever number of images their tape is of, they run on
+        any; operations inside the others may be tied to it."""
         self._model, self._positions, self._inputs, self._tapes = model, positions, inputs, tapes
         self._probes = {probe.site.name: probe for probe in probes}
+        self._sites = list(sites)
         self._scripts: dict[Any, Script] = {}
 
     def knows(self, batch: Batch) -> bool:
@@ -69,7 +74,7 @@ class Walk:
         if key not in self._scripts:
             tape = self._tapes.get(batch)
             assert tape is not None
-            self._scripts[key] = Script(tape, [probe.site for probe in self._probes.values()], self._probes)
+            self._scripts[key] = Script(tape, self._sites, self._probes)
         return self._scripts[key]
 
 

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, Literal
 
-Scheme = Literal["channel", "spatial", "3d"]
-
 Size = tuple[int, ...]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
