@@ -28,7 +28,6 @@ from leanconv.demo import digits, train
 from leanconv.evaluation.classification import logits_of
 from leanconv.evaluation.paired import kl_divergence
 from leanconv.system.atomic_files import write_whole
-from leanconv.train import distill as refine
 
 CELLS = {
     "digits": ((20, 4.0), (40, 4.0), (150, 1.3), (300, 1.1), (300, 1.3), (500, 1.3), (1000, 1.3)),
@@ -55,7 +54,7 @@ def case(name: str, data: Path | None) -> Case:
 
 def cell(subject: Case, images: int, speedup: float, few: int | None) -> dict[str, Any]:
     chosen = subject.images[torch.randperm(len(subject.images), generator=torch.Generator().manual_seed(0))[:images]]
-    with patch.object(refine, "FEW", few or 0):
+    with patch("leanconv.train.distill.FEW", few or 0):
         way = "closed-form" if few is None else "distill"
         result = leanconv.accelerate(subject.model, chosen, speedup, refine=way, progress=False)
     logits, wanted = (logits_of(network, subject.others, "cpu") for network in (result.model, subject.model))

@@ -1,4 +1,4 @@
-"""What twice the images would gain, as ``enough`` and ``needed`` of a layer's report foretell it, and what they gain.
+"""What twice the images gain: as ``enough`` and ``needed`` of a layer's report predict it, and as measured.
 
     python -m benchmarks.ablation.more_samples --cache CIFAR --network resnet20 --speedup 2 --images 1000 --positions 25
 
@@ -64,13 +64,13 @@ def main() -> None:
     model = cifar10.load(given.cache / f"{given.network}.safetensors", given.network)
     pictures = cifar10.read(given.cache)[0][0][: 4 * given.images]
     doubling = Doubling(len(pictures))
-    with patch.object(fit, "_solve", doubling):
+    with patch("leanconv.forms.fit._solve", doubling):
         leanconv.accelerate(model, pictures, given.speedup, samples=given.positions * len(pictures), progress=False)
-    print("| layer, in the order of fitting | samples | needed | gain foretold | gained |\n|---|---|---|---|---|")
-    foretold = [1 - gap.error(2 * gap.rows) / gap.error(gap.rows) for gap, _ in doubling.found]
-    for number, ((gap, gained), told) in enumerate(zip(doubling.found, foretold, strict=True), 1):
-        print(f"| {number} | {gap.rows:,} | {gap.needed:,} | {100 * told:.2f} % | {100 * gained:.2f} % |")
-    print(f"| mean | | | {100 * statistics.mean(foretold):.2f} % | ", end="")
+    print("| layer, in the order of fitting | samples | needed | gain predicted | gained |\n|---|---|---|---|---|")
+    predicted = [1 - gap.error(2 * gap.rows) / gap.error(gap.rows) for gap, _ in doubling.found]
+    for number, ((gap, gained), gain) in enumerate(zip(doubling.found, predicted, strict=True), 1):
+        print(f"| {number} | {gap.rows:,} | {gap.needed:,} | {100 * gain:.2f} % | {100 * gained:.2f} % |")
+    print(f"| mean | | | {100 * statistics.mean(predicted):.2f} % | ", end="")
     print(f"{100 * statistics.mean(gained for _, gained in doubling.found):.2f} % |")
 
 

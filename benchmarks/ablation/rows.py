@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from leanconv import ThreeD
+
 # Arguments of accelerate. First what the paper does, then each step alone, then added one by one. refine="closed-form"
 # is two steps; a row "without" one of them shows the other. "images": all the training set's, not 3,000 of them.
 SAMPLES, CLOSED, RANKS = {"samples": 150_000}, {"refine": "closed-form"}, {"ranks": "sensitivity"}
-SWEEPS, DISTILLED = {"sweeps": 3}, {"refine": "distill"}
+SWEEPS, DISTILLED = {"scheme": ThreeD(sweeps=3)}, {"refine": "distill"}
 PAPER = "the paper's 3d"
 ROWS: dict[str, dict[str, Any]] = {
     PAPER: {},

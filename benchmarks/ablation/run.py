@@ -37,7 +37,7 @@ from benchmarks.ablation.rows import PAPER, ROWS, SPEEDUPS
 from benchmarks.ablation.table import asked_for, markdown, summary
 from benchmarks.common.machine import commit, machine
 from benchmarks.common.results import RESULTS, slug, write_results
-from benchmarks.common.subjects import NETWORKS, Subject, held_out, original_of, refuse_others
+from benchmarks.common.subjects import NETWORKS, Subject, held_out, original_of, refuse_another_network
 from leanconv.config import Options
 from leanconv.evaluation.paired import paired_interval
 from leanconv.system.atomic_files import write_whole
@@ -138,7 +138,7 @@ def main() -> None:
         subject = NETWORKS[name](options.data, options.device, options.limit)
         if options.held_out:
             subject = held_out(subject)
-        refuse_others(subject, (known_before | cells_in(options.work, place)).values())
+        refuse_another_network(subject, (known_before | cells_in(options.work, place)).values())
         # A GPU's first call loads its kernels; no cell is to be charged for that.
         if time.monotonic() < end:
             leanconv.accelerate(subject.model, subject.calibration[:1], 2.0, samples=1000, progress=False)

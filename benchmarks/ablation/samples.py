@@ -6,8 +6,8 @@ needs, all there are, and as many as by default spread evenly over every map.
 
 DIR and CIFAR: see benchmarks/README.md. Networks are accelerated with leanconv's default fit on four fifths of the
 calibration pictures and judged on the others, by the original's own answers. A table has the cells of one network on
-one kind of machine. Cells that are computed again take the place of the old ones, all others stay; a network that was
-trained again is another one, and is refused: benchmarks/results/samples.json and .md.
+one kind of machine. Cells that are computed again replace the old ones, all others stay; a network that was trained
+again is refused: benchmarks/results/samples.json and .md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 import leanconv
 from benchmarks.common.machine import machine
 from benchmarks.common.results import RESULTS, write_results
-from benchmarks.common.subjects import NETWORKS, Subject, held_out, original_of, refuse_others
+from benchmarks.common.subjects import NETWORKS, Subject, held_out, original_of, refuse_another_network
 
 SPEEDUPS = {"vgg16-imagenet": 4.0, "vgg16-cifar10": 4.0, "resnet20-cifar10": 2.0}
 
@@ -138,7 +138,7 @@ def main() -> None:
             subject = NETWORKS[name](options.data, options.device, options.limit)
             original, mine = original_of(subject), (name, machine(options.device))
             # Of cells from before it was kept nobody knows.
-            refuse_others(subject, [one for one in known if table_of(one) == mine and "original" in one])
+            refuse_another_network(subject, [one for one in known if table_of(one) == mine and "original" in one])
             subject = held_out(subject)
             # A GPU's first call loads its kernels; no cell is to be charged for that.
             leanconv.accelerate(subject.model, subject.calibration[:1], 2.0, samples=1000, progress=False)

@@ -1,11 +1,12 @@
-"""Spatial splits fitted to patches (sweeps=): what they leave of a layer's responses, on pictures they have not seen.
+"""Spatial splits fitted to patches (ThreeD(sweeps=...)): how much of a layer's responses they lose on other pictures.
 
     python -m benchmarks.ablation.splits --data DIR
 
 DIR: see benchmarks/README.md. Of calibration pictures, two thirds to fit to and a third to judge by, POSITIONS
 patches each are taken of some of VGG-16's layers. These are split at the rank that makes the pair cost a quarter of the
-layer: by singular values, with the horizontal half regressed on what it sees, and swept; with several shares of white
-patches beside those seen (sweeps.WHITE is one of them). Evaluation pictures are not looked at. Writes
+layer: by singular values, with the horizontal half regressed on its inputs, and with both halves fitted in turns; with
+several shares of white patches beside the real ones (leanconv.solve.spatial_als.WHITE is one). Evaluation pictures are
+not used. Writes
 benchmarks/results/splits.json and .md.
 """
 

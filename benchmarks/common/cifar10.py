@@ -4,8 +4,9 @@
     python -m benchmarks.common.cifar10 --cache DIR --train DIR/vgg16.safetensors --device cuda
     python -m benchmarks.common.cifar10 --cache DIR --train DIR/resnet20.safetensors --network resnet20 --device cuda
 
-The package carries the genuine pictures as PNG, ten thousand to a file, one a row. Training: 60 epochs of SGD with
-a one-cycle rate; crops, mirrored pictures, a square of each blotted out. The test set is looked at once, at the end.
+The package has the original pictures as PNG files: 10,000 pictures in a file, one picture in each row of pixels.
+Training: 60 epochs of SGD with a one-cycle rate; crops, mirrored pictures, a square of each picture set to the mean
+colour. The test set is used once, at the end.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def load(weights: Path, network: str = "vgg16") -> nn.Module:
     return model.eval()
 
 
-def blot(pictures: Tensor, side: int) -> Tensor:
+def erase_square(pictures: Tensor, side: int) -> Tensor:
     """A square of every picture, anywhere, set to the mean colour."""
     top, left = torch.randint(-side // 2, 32 - side // 2, (2, len(pictures), 1)).to(pictures.device)
     line = torch.arange(32, device=pictures.device)
@@ -108,7 +109,7 @@ def train(
         order = torch.randperm(len(pictures)).to(device)
         for step in range(steps):
             chosen = order[step * batch : (step + 1) * batch]
-            images = blot(augment(pictures[chosen]), 12).to(memory_format=torch.channels_last)
+            images = erase_square(augment(pictures[chosen]), 12).to(memory_format=torch.channels_last)
             # A CPU without matrix units for bfloat16 is several times slower in it.
             with torch.autocast("cuda", torch.bfloat16, enabled=torch.device(device).type == "cuda"):
                 loss = F.cross_entropy(model(images), labels[chosen], label_smoothing=0.1)

@@ -71,7 +71,7 @@ class Subject:
         return self.judged(model)[0]
 
     def judged(self, model: nn.Module) -> tuple[Score, Tensor]:
-        """And which pictures it gets right, as the error is counted."""
+        """Its score, and which pictures it gets right (top-1 or top-5, as the error is counted)."""
         logits = logits_of(model, self.pictures, self.device)
         found = accuracy(logits, self.labels)
         column = 0 if self.error == "top1" else 1
@@ -81,7 +81,7 @@ class Subject:
         return Score(found.top1, found.top5, agreement(logits, self.reference), kl, low, high), after
 
     def increase(self, score: Score) -> float:
-        """Of the error, in points."""
+        """Increase of the error, in points."""
         return 100 * (getattr(self.base, self.error) - getattr(score, self.error))
 
     def accelerated(self, speedup: float = 4.0, **arguments: Any) -> tuple[leanconv.Accelerated, Score]:
@@ -195,7 +195,7 @@ def vgg16_cifar10(data: Path, device: str, limit: int | None) -> Subject:
 
 
 def resnet20_cifar10(data: Path, device: str, limit: int | None) -> Subject:
-    """ResNet-20, trained by cifar10.py, with the pictures of VGG-16 for CIFAR-10. Only for what trains nothing."""
+    """ResNet-20, trained by cifar10.py, with the pictures of vgg16_cifar10; for experiments that train nothing."""
     (train, labels), (test, test_labels) = cifar10.read(data)
     test, test_labels = test[:limit], test_labels[:limit]
     return Subject(
@@ -216,11 +216,12 @@ def resnet20_cifar10(data: Path, device: str, limit: int | None) -> Subject:
     )
 
 
-# Of the paper's experiments; and of those that train nothing.
+# For the paper's experiments.
 SUBJECTS: dict[str, Callable[[Path, str, int | None], Subject]] = {
     "vgg16-imagenet": vgg16_imagenet,
     "vgg16-cifar10": vgg16_cifar10,
 }
+# For experiments that train nothing.
 NETWORKS = {**SUBJECTS, "resnet20-cifar10": resnet20_cifar10}
 
 
@@ -241,8 +242,8 @@ def original_of(subject: Subject) -> dict[str, Any]:
     return {"top1": 100 * subject.base.top1, "top5": 100 * subject.base.top5, "error": subject.error}
 
 
-def refuse_others(subject: Subject, known: Iterable[dict[str, Any]]) -> None:
-    """A network that was trained again is another one, and so are its cells."""
+def refuse_another_network(subject: Subject, known: Iterable[dict[str, Any]]) -> None:
+    """Stop where ``known`` cells are of other weights: a network that was trained again is another network."""
     mine = original_of(subject)
     theirs = [one["original"] for one in known if one["model"] == subject.name and one["original"] != mine]
     if theirs:

@@ -3,19 +3,19 @@
     python -m benchmarks.detection.run train --data VOC --weights vgg16_probe.safetensors --out detector.safetensors
     python -m benchmarks.detection.run train ... --speedup 4 --out fast.safetensors
     torchrun --nproc-per-node 2 -m benchmarks.detection.run train ...           # each process its share of a batch
-    python -m benchmarks.detection.run train ... --held-out 640 --lr 2e-4       # settings are chosen by these
+    python -m benchmarks.detection.run train ... --held-out 640 --lr 2e-4       # to choose settings by
     python -m benchmarks.detection.run table --data VOC --weights vgg16_probe.safetensors --work WORK
-    python -m benchmarks.detection.run table ... --seeds 0 --rows after tuned   # some cells; those known are kept
-    python -m benchmarks.detection.run table ... --speedups 4 --only classifier # what several cells begin with, or
-    python -m benchmarks.detection.run table ... --seeds 0 1 --only baseline    # are compared with, beforehand
-    python -m benchmarks.detection.run table ... --merge                        # only put together what is known
+    python -m benchmarks.detection.run table ... --seeds 0 --rows after tuned   # only some cells
+    python -m benchmarks.detection.run table ... --speedups 4 --only classifier # only what several cells start from
+    python -m benchmarks.detection.run table ... --seeds 0 1 --only baseline    # only what they are compared with
+    python -m benchmarks.detection.run table ... --merge                        # only the table of what exists
     python -m benchmarks.detection.run table ... --known benchmarks/results/detection.json --seeds 4   # one seed more
 
-VOC holds train-*.tar, val-*.tar and classes.json; calib.tar, which the classifier is accelerated on, lies beside the
-weights. Training and calibration use the training pictures only; every figure is from the others. `table` keeps a file
-a cell in WORK/cells and the detectors it starts from in WORK/models; it writes detection.json and detection.md to
-benchmarks/results. With --known TABLE.json the cells of a table are known too, and go into the new one: other seeds can
-be added to it. Times are those of benchmarks.detection.times.
+VOC: see benchmarks/README.md. calib.tar, with which the classifier is accelerated, is in the folder of the weights.
+Training and calibration use the training pictures only; every figure is from the others. `table` writes a file for each
+cell to WORK/cells and the detectors it starts from to WORK/models, and detection.json and detection.md to
+benchmarks/results. With --known TABLE.json the cells of that table are taken over, so that seeds can be added to it.
+Times are those of benchmarks.detection.times.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import os
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -47,7 +47,7 @@ from benchmarks.detection.training import (
     within,
 )
 from leanconv import LeanconvError
-from leanconv.config import REFINE
+from leanconv.config import Refine
 from leanconv.evaluation.voc_ap import mean_over_classes, voc_ap
 
 UNKNOWN = "not measured"
@@ -220,7 +220,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
             help="pictures the classifier is accelerated on; calib.tar by the weights and the training pictures",
         )
         command.add_argument("--epochs", type=int, default=8)
-        command.add_argument("--refine", choices=REFINE, default="distill", help="of the classifier's acceleration")
+        command.add_argument("--refine", choices=get_args(Refine), default="distill", help="of the classifier")
         command.add_argument("--ranks", choices=("energy", "sensitivity"), default="sensitivity", help="of it, too")
         command.add_argument("--samples", type=int, default=150_000, help="of it, too")
         command.add_argument("--steps", type=int, default=2400, help="of its distillation, twice the default")

@@ -3,10 +3,11 @@
     python -m benchmarks.detection.times --weights vgg16_probe.safetensors --device cpu
     python -m benchmarks.detection.times --weights vgg16_probe.safetensors --device cuda
 
-Both orders of the table: ranks by sensitivity on the classifier, which is then trained as a detector, and ranks by
-energy on the detector's backbone. A backbone's time depends on its ranks and not on what it has learnt, so it is fitted
-quickly, on a few pictures of calib.tar beside the weights. Heads are not trained: they look at as many proposals as
-trained ones, and find as many boxes as they may, which trained ones seldom do. Nothing else may run on the machine.
+Both orders of the detection table: ranks by sensitivity on the classifier, which is then trained as a detector, and
+ranks by energy on the detector's backbone. The time of a backbone depends on its ranks and not on its weights, so it is
+fitted quickly, on a few pictures of calib.tar in the folder of the weights. Heads are not trained: they have as many
+proposals as trained ones, and return as many boxes as is allowed, which trained ones seldom do. Nothing else may run on
+the machine.
 Writes benchmarks/results/detection_times-DEVICE.json and .md.
 """
 

@@ -126,7 +126,8 @@ def original(weights: Path | None) -> nn.Module:
 def accelerated(
     weights: Path, pictures: Sequence[Path], speedup: float, device: str, limit: int | None = None, **how: Any
 ) -> leanconv.Accelerated:
-    """The classifier, accelerated on ``pictures``, whose labels nobody looks at; ``how``: arguments of accelerate."""
+    """The classifier, accelerated on ``pictures``, whose labels nobody looks at; ``how``: arguments of accelerate,
+    and ``steps`` of a distillation."""
     images = []
     for place in pictures:
         found = find_pictures(place)
@@ -134,6 +135,8 @@ def accelerated(
         workers = min(8, os.cpu_count() or 1) if len(chosen) > 100 else 0
         images += [batch.to(device) for batch, _ in stream(chosen, Preprocess(), batch=50, workers=workers)]
     network = original(weights).to(device)
+    if "steps" in how:
+        how["refine"] = leanconv.Distill(how.pop("steps"))
     return leanconv.accelerate(network, images, speedup, **how, progress=False)
 
 

@@ -3,8 +3,8 @@
     python -m benchmarks.engine.run --device cpu --images 64
     python -m benchmarks.engine.run --device cuda --images 1000 --scaling 250 500 1000 2000
     python -m benchmarks.engine.run --device cpu --images 128 --networks vgg16 --budgets 8GB 4GB 2GB --name memory
-    python -m benchmarks.engine.run --device cpu --images 64 --ranks sensitivity --name sensitivity   # what those take
-    python -m benchmarks.engine.run --images 64 --limits      # by arithmetic alone: what no run can go under
+    python -m benchmarks.engine.run --device cpu --images 64 --ranks sensitivity --name sensitivity   # their cost
+    python -m benchmarks.engine.run --images 64 --limits      # the least any run needs, by arithmetic
 
 A forward-pass equivalent is the wall time of accelerate() less its solves (spectra, what ranks by sensitivity measure,
 ranks, factors) over one no-grad pass of the original on the same images and batches, before it in the same process. On

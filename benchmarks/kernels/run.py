@@ -1,4 +1,4 @@
-"""The fused kernels on a GPU: whether they are right, and how far they take VGG-16's convolutions.
+"""The fused kernels on a GPU: are they right, and how fast are VGG-16's convolutions with them?
 
     python -m benchmarks.kernels.run                          # everything, from the root of the repository
     python -m benchmarks.kernels.run --parts check sanitizer

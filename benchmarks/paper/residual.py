@@ -85,10 +85,10 @@ def shortcuts_as(told: Fields) -> Iterator[None]:
         found = survey(*args, **kwargs)
         return replace(found, sites=tuple(replace(site, **told) if site.adds else site for site in found.sites))
 
-    with mock.patch("leanconv.pipeline.run.survey", side_effect=edited) as spy:
+    with mock.patch("leanconv.pipeline.prepare.survey", side_effect=edited) as spy:
         yield
     # Were the survey taken elsewhere, every variant would silently be the default.
-    assert spy.called, "leanconv.pipeline.run.survey was not used"
+    assert spy.called, "leanconv.pipeline.prepare.survey was not used"
 
 
 def top1_and_features(model: nn.Module, pictures: Tensor, labels: Tensor) -> tuple[float, Tensor]:

@@ -1,4 +1,4 @@
-"""leanconv beside other libraries: same network, same pictures, same MACs, nobody sees a label or trains.
+"""leanconv and other libraries: same network, same pictures, same MACs, no labels, no training.
 
     python -m benchmarks.peers.run --data DIR --model vgg16-imagenet --work WORK
     python -m benchmarks.peers.run --data CIFAR --model resnet20-cifar10 --work WORK

@@ -42,7 +42,7 @@ def cpu(options: argparse.Namespace) -> dict[str, Any]:
     results, seconds = {}, {}
     with tempfile.TemporaryDirectory() as scratch:
         work = options.workdir or scratch  # what is measured of the original serves both
-        for name, arguments in ((BY_MACS, {}), (BY_TIME, {"ranks": "latency", "target": target})):
+        for name, arguments in ((BY_MACS, {}), (BY_TIME, {"ranks": leanconv.Latency(target=target)})):
             started = time.perf_counter()
             results[name] = leanconv.accelerate(
                 model, calibration, options.speedup, samples=options.samples, refine="none", workdir=work, **arguments

@@ -1,14 +1,14 @@
-"""Every network we can lay hands on: does it run, is it exact, is it saved, does it export?
+"""Every network of torchvision and every family of timm: does it run, is it exact, is it saved, does it export?
 
     python -m benchmarks.zoo.run [--only PATTERN] [--jobs 2]
 
-All classification networks of torchvision and one of every timm family, with random weights, small images and few of
-them. Each is accelerated at 1.5x (or nearly the most it allows) and checked: the answer has the original's shape, the
-achieved ratio is in its window, at full rank the answer is the original's to 1e-4, the saved and loaded copy answers
-bit for bit the same, torch.export takes it. Networks whose MACs are mostly in Linear layers count those too.
+All classification networks of torchvision and one of every timm family, with random weights and a few small images.
+Each is accelerated at 1.5x (or nearly the most it allows) and checked: the output has the original's shape; the ratio
+is between the one asked for and 2 % more; at full rank the output is the original's to 1e-4; the saved and loaded copy
+has the same output bit for bit; torch.export takes it. Networks whose MACs are mostly in Linear layers count those too.
 
-Writes benchmarks/results/zoo.json and .md. Rows are kept as they come in benchmarks/.zoo.jsonl, so a run that was
-stopped goes on where it was, as long as the code is the same; --fresh starts anew.
+Writes benchmarks/results/zoo.json and .md. Finished rows are written to benchmarks/.zoo.jsonl, so that a run
+that was stopped continues, as long as the code is the same; --fresh starts again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from typing import Any, Literal
 import timm
 import torch
 import torchvision
-from leanconv.pipeline.run import Job
 from torch import Tensor, nn
 
 import leanconv
@@ -43,6 +42,7 @@ from benchmarks.zoo.models import Entry, entries
 from leanconv.calibrate.batches import take
 from leanconv.config import Options
 from leanconv.network import reasons
+from leanconv.pipeline.prepare import Prepared, prepare
 
 TARGET = 1.5
 IMAGES = 2
@@ -116,17 +116,17 @@ def output(model: nn.Module, images: Tensor) -> Tensor:
     return answer
 
 
-def prepared(model: nn.Module, images: Tensor, layers: Literal["conv", "all"], skip: list[str] | None) -> Job:
+def prepared(model: nn.Module, images: Tensor, layers: Literal["conv", "all"], skip: list[str] | None) -> Prepared:
     options = Options.check(skip=skip, layers=layers)
-    return Job.prepare(model, take([images]).sample(), options, torch.device("cpu"))
+    return prepare(model, take([images]).sample(), options, torch.device("cpu"))
 
 
-def too_large(job: Job) -> list[str]:
+def too_large(network: Prepared) -> list[str]:
     """The largest layers of a network whose eigenproblems, O(d^3) each, together would take too long.
 
     They are left out for the sake of the clock; a library that handles a layer handles the next of its kind.
     """
-    work = {name: s.geometry.groups * s.geometry.channel_limit**3 for name, s in job.sites.items()}
+    work = {name: s.geometry.groups * s.geometry.channel_limit**3 for name, s in network.sites.items()}
     left_out: list[str] = []
     for name in sorted(work, key=lambda name: work[name], reverse=True):
         if sum(work.values()) <= EIGEN_WORK or len(work) <= AT_LEAST:
@@ -136,10 +136,10 @@ def too_large(job: Job) -> list[str]:
     return left_out
 
 
-def full_ranks(job: Job) -> dict[str, Any]:
+def full_ranks(network: Prepared) -> dict[str, Any]:
     """Nothing left out: d' and d'' at their limits."""
     ranks: dict[str, Any] = {}
-    for name, site in job.sites.items():
+    for name, site in network.sites.items():
         g = site.geometry
         ranks[name] = (g.spatial_limit, g.channel_limit) if g.splits_spatially else g.channel_limit
     return ranks
@@ -173,17 +173,17 @@ def _check(entry: Entry, row: Row) -> None:
     everything = prepared(model, images, "all", None)
     linear = sum(layer.macs for layer in everything.survey.layers if layer.type == "Linear")
     layers: Literal["conv", "all"] = "all" if linear > everything.survey.macs / 2 else "conv"
-    job = everything if layers == "all" else prepared(model, images, layers, None)
-    row.layers, row.sites = layers, len(job.sites)
-    if large := too_large(job):
-        first = next(layer.name for layer in job.survey.layers if layer.type != "Linear")
-        job = prepared(model, images, layers, [first, *large])
-    row.large, row.reachable = len(large), job.reachable()
+    found = everything if layers == "all" else prepared(model, images, layers, None)
+    row.layers, row.sites = layers, len(found.sites)
+    if large := too_large(found):
+        first = next(layer.name for layer in found.survey.layers if layer.type != "Linear")
+        found = prepared(model, images, layers, [first, *large])
+    row.large, row.reachable = len(large), found.reachable()
 
     common: dict[str, Any] = {"layers": layers, "samples": SAMPLES, "refine": "none", "progress": False}
     row.target = TARGET if row.reachable >= TARGET else math.floor(99 * row.reachable) / 100
-    skip = [name for name, reason in job.skipped.items() if reason in (reasons.ASKED, reasons.FIRST)]
-    del everything, job  # each holds two copies of the network: the largest would not fit into 24 GiB otherwise
+    skip = [name for name, reason in found.skipped.items() if reason in (reasons.ASKED, reasons.FIRST)]
+    del everything, found  # each holds two copies of the network: the largest would not fit into 24 GiB otherwise
     short = sum(p.numel() for p in model.parameters()) > LARGE
     row.solver = "linear, symmetric" if short else "nonlinear, asymmetric"
     way = {"solver": "linear", "asymmetric": False} if short else {}

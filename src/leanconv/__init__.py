@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from leanconv._version import __version__
 from leanconv.errors import LeanconvError
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from leanconv import models

@@ -135,15 +135,19 @@ def accelerate(
     )
     limit = parse_memory(memory)
     session = Session(model, device, options.seed, progress=progress, workdir=workdir, limit=limit)
-    with analyze_model(model, images, options, session, last=True) as analysis:
-        plan = analysis.plan(speedup, ranks, asymmetric=asymmetric)
-        result = analysis.apply(plan, solver=solver, asymmetric=asymmetric, refine=refine)
+    result = accelerate_as(model, images, options, session)
     if kernels != "none":
         from leanconv.kernels.optimize import apply, check_kernels
 
         check_kernels(kernels)
         apply(result.model, kernels)
     return result
+
+
+def accelerate_as(model: nn.Module, images: Iterable[Any], options: Options, session: Session) -> Accelerated:
+    """The stages one after the other, with arguments that were checked."""
+    with analyze_model(model, images, options, session, last=True) as analysis:
+        return analysis.apply(analysis.plan())
 
 
 def analyze(

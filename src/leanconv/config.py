@@ -7,17 +7,20 @@ import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from leanconv.errors import LeanconvError, whole
-from leanconv.forms import Scheme, as_scheme
-from leanconv.ranks.selector import SELECTORS, RankSelector, SelectorOfUser, selector_of
 from leanconv.runtimes.target import Target
 from leanconv.system.fields import check_fields, one_of, option
+
+if TYPE_CHECKING:  # the command line's help is made from this module, and must not wait for torch
+    from leanconv.forms import Scheme
+    from leanconv.ranks.selector import RankSelector
 
 Solver = Literal["linear", "nonlinear"]
 Layers = Literal["conv", "all"]
 Refine = Literal["none", "closed-form", "distill"]
+REFINE: tuple[str, ...] = get_args(Refine)
 
 # Positions looked at a layer, where it is to be found out how many it needs.
 MOST = 200_000
@@ -32,13 +35,19 @@ class Distill:
     steps: int | None = None
 
 
+def _forms(value: Any) -> Scheme:
+    from leanconv.forms import as_scheme
+
+    return as_scheme(value)
+
+
 def _scheme(name: str, value: Any) -> str:
-    return as_scheme(value).name
+    return _forms(value).name
 
 
 def _speedup(name: str, value: Any) -> float:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (is_number and (1 < value < 1e9 or math.isnan(value))):
+    if not (is_number and (1 < value < 1e9 or value is math.nan)):
         raise LeanconvError(f"speedup={value!r} must be a number above 1, for example 4.0.")
     return float(value)
 
@@ -78,6 +87,8 @@ def _names(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _ranks(name: str, value: Any) -> Any:
+    from leanconv.ranks.selector import SELECTORS
+
     if isinstance(value, Mapping):
         return dict(value)
     return one_of("ranks", value, tuple(SELECTORS), "or a dict {'layer': rank}")
@@ -93,33 +104,45 @@ class Options:
     come apart into plain fields; ``forms`` and ``selector`` make them again."""
 
     speedup: float = option(
-        4.0, "Convolution MACs before / after; with latency ranks, time before / after.", check=_speedup
+        4.0, "Convolution MACs before / after; with latency ranks: time before / after.", check=_speedup
     )
-    scheme: str = option("3d", "channel, spatial or 3d: the forms a layer may take.", check=_scheme)
+    scheme: str = option(
+        "3d", "The forms a layer may take: 3d, channel, spatial, or several joined by +.", check=_scheme
+    )
     solver: Solver = option("nonlinear", "Fit responses (linear), or what is left of them behind the activation.")
     asymmetric: bool = option(True, "Fit each layer to the input the layers already accelerated give it.")
     ranks: Any = option(
         "energy",
-        "energy, uniform, sensitivity or latency, or a JSON file with ranks by hand: {layer: rank}.",
+        "energy, uniform, sensitivity (of the output, measured), latency, or ranks by hand: JSON or a .json file, "
+        "{layer: rank}.",
         check=_ranks,
     )
     skip: tuple[str, ...] | None = option(
-        None, "A layer to leave as it is; give it again for more. Default: the first convolution.", check=_names
+        None, "Layer to leave as it is (repeat). Default: the first convolution.", check=_names
     )
-    layers: Layers = option("conv", "Layers to accelerate and count: conv, or all for linear layers too.")
-    samples: Any = option(50_000, "Responses sampled a layer, or auto.", check=_samples)
+    layers: Layers = option("conv", "conv, or all to include Linear layers.")
+    samples: Any = option(
+        50_000, "Responses sampled a layer; auto: as many as a layer needs, up to 200,000.", check=_samples
+    )
     seed: int = option(0, "Chooses the sampled positions.", at_least=0)
-    part: str | None = option(None, "Path of the module to accelerate, for example backbone.", check=_part)
-    target: Target | None = option(None, "What latency ranks time.", check=_target)
-    latency: float | None = option(None, "Milliseconds the network is to take on the target.", check=_latency)
+    part: str | None = option(
+        None, "Accelerate, and count, only this module, for example backbone. Default: all.", check=_part
+    )
+    target: Target | None = option(None, "With latency ranks: what is timed.", check=_target)
+    latency: float | None = option(
+        None, "With latency ranks: milliseconds of the whole network, in place of a speed-up.", check=_latency
+    )
     refine: Refine = option(
         "closed-form",
-        "none (the paper's fit), closed-form (fit for images not seen) or distill (then train without labels).",
+        "closed-form: fitted for images not seen, a few are held out; none: the paper's fit, and the default of "
+        "spatial; distill: then trained without labels to respond as the original does, much slower.",
     )
-    steps: int | None = option(None, "Steps of training at most, with distill.", at_least=1)
-    sweeps: int = option(0, "Turns in which both halves of 3d's splits are fitted, with 3d.", at_least=0)
+    steps: int | None = option(None, "With distill: steps of training, at most. Default: about 1,200.", at_least=1)
+    sweeps: int = option(
+        0, "With 3d: fit both halves of every split to responses in so many turns; 3 are enough.", at_least=0
+    )
     # A selector that has no name of ours. It is not saved.
-    custom: RankSelector | None = field(default=None, compare=False, repr=False)
+    custom: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -146,7 +169,10 @@ class Options:
     @classmethod
     def check(cls, **given: Any) -> Options:
         """From the arguments of ``accelerate``, or a LeanconvError that names the wrong one."""
-        scheme = as_scheme(given.pop("scheme", "3d"))
+
+        from leanconv.ranks.selector import SELECTORS, selector_of
+
+        scheme = _forms(given.pop("scheme", "3d"))
         if scheme.sweeps:
             given["sweeps"] = scheme.sweeps
         refine = given.pop("refine", None)
@@ -185,14 +211,16 @@ class Options:
     @cached_property
     def forms(self) -> Scheme:
         """The forms a layer may take."""
-        scheme = as_scheme(self.scheme)
+        scheme = _forms(self.scheme)
         return scheme.with_sweeps(self.sweeps) if self.sweeps else scheme
 
     @cached_property
     def selector(self) -> RankSelector:
         """Chooses the ranks; not for ranks by hand."""
+        from leanconv.ranks.selector import selector_of
+
         if self.custom is not None:
-            return self.custom
+            return self.custom  # type: ignore[no-any-return]
         timed = {"ms": self.latency, "target": self.target} if self.ranks == "latency" else {}
         return selector_of(self.ranks, **timed)
 
@@ -213,6 +241,9 @@ class Options:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Options:
+
+        from leanconv.ranks.selector import SELECTORS, SelectorOfUser
+
         ranks, skip, custom = data["ranks"], data["skip"], None
         if isinstance(ranks, str) and ranks not in SELECTORS:
             ranks, custom = "energy", SelectorOfUser(ranks)

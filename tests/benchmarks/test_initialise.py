@@ -11,8 +11,9 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from benchmarks.common.initialise import initialise, scratch
 from leanconv import LeanconvError, models
+from leanconv.forms import FORMS
 from leanconv.forms.replace import Change, replace
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.kinds import geometry_of
 
 
 def ten_layers(width: int = 96) -> nn.Sequential:
@@ -24,7 +25,7 @@ def ten_layers(width: int = 96) -> nn.Sequential:
 def factored(network: nn.Sequential, scheme: str, ranks: tuple[int, ...]) -> nn.Sequential:
     for name, module in list(network.named_children()):
         if isinstance(module, nn.Conv2d):
-            replace(network, Change(name=name, scheme=scheme, ranks=ranks, geometry=Geometry.of(module)))  # type: ignore[arg-type]
+            replace(network, Change(name=name, form=FORMS[scheme], ranks=ranks, geometry=geometry_of(module)))
     return network
 
 

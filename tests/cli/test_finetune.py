@@ -123,7 +123,7 @@ def test_finetune_passes_over_a_corrupt_image_and_says_what_went_wrong(command, 
     assert code == 0
     found = json.loads(out)
     assert found["unreadable"] == ["left/004.png"]
-    assert err.count("warning: cannot read left/004.png (UnidentifiedImageError)") == 1
+    assert err.count("warning: cannot read left/004.png (UnidentifiedImageError: ") == 1
     assert "became NaN or infinite" in found["stopped"]
     assert f"leanconv: warning: {found['stopped']}" in err
     assert (tmp_path / "x" / "model.safetensors").exists()

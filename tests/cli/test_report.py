@@ -14,14 +14,15 @@ import pytest
 import leanconv
 from leanconv import LeanconvError
 from leanconv.cli.main import run
-from leanconv.report import page as page_module
-from leanconv.report import write_report
+from leanconv.report import render, write_report
 from leanconv.report.facts import facts_of
+from tests.support import reports
 from tests.support.command import NETWORK
 from tests.support.networks import plain_network
 from tests.support.pictures import write_picture
 
 # Fixtures, which pytest looks for by name in this file.
+result, folder = reports.result, reports.folder
 
 
 def test_only_reports_are_replaced(folder: Path, tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_a_full_disk_leaves_the_old_report(folder: Path, tmp_path: Path, monkeyp
 
 
 def test_without_plotly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page_module.plotly_js.cache_clear()
+    render.plotly_js.cache_clear()
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(LeanconvError, match=r"plotly is not installed; pip install 'leanconv\[report\]'"):
         write_report(folder)

@@ -133,7 +133,7 @@ def test_merging_is_exact_and_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
     merged = by_hand(model, {"project": 6, "expand": 12})
     assert merged.model.expand.reduce.weight.shape == (12, 6, 1, 1)
     assert merged.model.expand.weight.shape == model.expand.weight.shape
-    monkeypatch.setattr("leanconv.pipeline.run.find_links", lambda *_: [])
+    monkeypatch.setattr("leanconv.pipeline.prepare.find_links", lambda *_: [])
     assert relative(merged.model(fresh), by_hand(model, {"project": 6, "expand": 12}).model(fresh)) <= 1e-5
     alone = by_hand(model, {"project": 6})
     assert [name for name, _ in alone.model.project.named_children()] == ["reduce", "expand"]

@@ -286,7 +286,7 @@ def test_shortcut_aware_beats_shortcut_blind(monkeypatch: pytest.MonkeyPatch) ->
     """Residual-aware asymmetric < the same without the shortcut, and < symmetric, in error of the last features."""
     import dataclasses
 
-    import leanconv.pipeline.run as module
+    import leanconv.pipeline.prepare as module
 
     class Block(nn.Module):
         def __init__(self, width: int) -> None:

@@ -61,7 +61,8 @@ def test_linear_layers_count_when_asked() -> None:
         (nn.ELU, "elu"),
         (nn.Sigmoid, "sigmoid"),
         (nn.Tanh, "tanh"),
-        (nn.Mish, "identity"),
+        (nn.Mish, "mish"),
+        (lambda: nn.Softplus(2.0, 30.0), "softplus"),
         (nn.Identity, "identity"),
     ],
 )
@@ -83,6 +84,8 @@ def test_activation_modules(make, expected: str) -> None:
         (lambda y: F.gelu(y, approximate="tanh"), "gelu_tanh"),
         (lambda y: F.hardtanh(y, -2.0, 2.0), "hardtanh"),
         (torch.sigmoid, "sigmoid"),
+        (F.mish, "mish"),
+        (lambda y: F.softplus(y, beta=2), "softplus"),
         (lambda y: y.tanh(), "tanh"),
         (lambda y: y + 1, "identity"),
         (lambda y: F.relu(y) + y, "identity"),  # two consumers: what is behind one does not describe the response

@@ -11,9 +11,9 @@ import pytest
 import safetensors.torch
 
 import leanconv
+from leanconv.cli.compare import as_text
 from leanconv.cli.networks import open_network
-from leanconv.report.compare import Comparison, compare
-from leanconv.report.compare.text import as_text
+from leanconv.report.comparison import Comparison, compare
 from leanconv.storage.records import write_record
 from tests.support.command import ACCELERATE
 from tests.support.comparisons import QUICK, evaluation, timing
@@ -25,7 +25,7 @@ def test_cost_and_errors_come_from_the_results(saved: Path, made: dict[str, lean
         errors = [layer.error for layer in made[name].layers]
         assert result.speedup == made[name].speedup
         assert (result.mean_error, result.max_error) == (pytest.approx(sum(errors) / len(errors)), max(errors))
-        assert (result.scheme, result.accuracy, result.times) == (made[name].options.scheme, None, ())
+        assert (result.options["scheme"], result.accuracy, result.times) == (made[name].options.scheme, None, None)
 
 
 def test_the_cheapest_is_last_and_each_is_there_once(saved: Path) -> None:
@@ -40,10 +40,10 @@ def test_errors_before_fine_tuning_are_said_to_be(saved: Path, made: dict[str, l
     assert "fine-tuning" not in as_text(compare(["half"]))
 
 
-def test_dearer_is_not_fewer(saved: Path) -> None:
+def test_more_is_not_fewer(saved: Path) -> None:
     (result,) = compare(["half"]).results
-    dearer = replace(result, macs_after=2 * result.macs_before)
-    assert " 2.00x dearer " in as_text(Comparison((dearer,), ()))
+    expensive = replace(result, macs_after=2 * result.macs_before)
+    assert " 2.00x more " in as_text(Comparison((expensive,), ()))
 
 
 def test_a_long_name_leaves_the_table_narrow(saved: Path) -> None:

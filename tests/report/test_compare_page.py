@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import leanconv
-from leanconv.report.compare import compare
-from leanconv.report.compare.charts import against_macs, against_time
-from leanconv.report.compare.page import page
+from leanconv.report.comparison import against_macs, against_time, compare
+from leanconv.report.render import comparison_page as page
 from leanconv.storage.records import write_record
-from tests.support.browser import needs_browser
 from tests.support.comparisons import evaluation, timing
 
 
@@ -70,6 +68,24 @@ def test_the_command_plots_and_prints_json(saved: Path, leanconv_command) -> Non
     assert out.splitlines()[-1].startswith("plots/two.html: ")
 
 
+def test_report_of_several_folders_is_the_same_page(saved: Path, leanconv_command) -> None:
+    code, out, err = leanconv_command("report half third")
+    assert code == 0, err
+    assert out.startswith("comparison.html: ")
+    text = (saved / "comparison.html").read_text()
+    assert "No accuracy is recorded for these folders" in text  # tables and what to do are there anyway
+    assert "record it, for FOLDER each of them: leanconv evaluate" in text
+    write_record(saved / "half", "evaluation", evaluation(0.05))
+    assert leanconv_command("compare half third --plot two.html")[0] == 0
+    code, out, _ = leanconv_command("report half third --out comparison.html --json")
+    assert code == 0
+    assert json.loads(out)["report"] == "comparison.html"
+    assert (saved / "comparison.html").read_text() == (saved / "two.html").read_text()
+    code, _, err = leanconv_command("report half third --out half")
+    assert code == 2
+    assert "--out 'half' is a folder; give the name of a file" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -118,7 +134,7 @@ def test_a_full_disk_leaves_no_folders(saved: Path, leanconv_command, monkeypatc
 
 
 def test_without_plotly_a_sentence(saved: Path, leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from leanconv.report.page import plotly_js
+    from leanconv.report.render import plotly_js
 
     write_record(saved / "half", "evaluation", evaluation(0.05))
     plotly_js.cache_clear()
@@ -130,25 +146,30 @@ def test_without_plotly_a_sentence(saved: Path, leanconv_command, monkeypatch: p
     assert leanconv_command("compare half")[0] == 0
 
 
-@pytest.mark.nightly
-@needs_browser
-def test_a_browser_draws_every_point(chromium: Any, saved: Path, leanconv_command) -> None:
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium was found on this machine")
+def test_a_browser_draws_every_point(saved: Path, leanconv_command) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     for name, lost in (("half", 0.02), ("third", 0.05)):
         write_record(saved / name, "evaluation", evaluation(lost))
     write_record(saved / "half", "bench", timing({"torch": (4.0, 2.0), "openvino": (3.0, 1.0)}))
     assert leanconv_command("compare half third --plot two.html")[0] == 0
-    page = chromium.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
-    errors: list[str] = []
-    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto((saved / "two.html").as_uri())
-    page.wait_for_selector("body[data-drawn]")
-    drawn = [page.locator(f"#{chart} .scatterlayer .point").count() for chart in ("chart-macs", "chart-times")]
-    wide = page.evaluate("document.documentElement.scrollWidth")
-    colours = page.evaluate(
-        "[...document.querySelectorAll('#chart-macs .point')].map((one) => getComputedStyle(one).fill)"
-    )
-    page.close()
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
+        errors: list[str] = []
+        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto((saved / "two.html").as_uri())
+        page.wait_for_selector("body[data-drawn]")
+        drawn = [page.locator(f"#{chart} .scatterlayer .point").count() for chart in ("chart-macs", "chart-times")]
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        colours = page.evaluate(
+            "[...document.querySelectorAll('#chart-macs .point')].map((one) => getComputedStyle(one).fill)"
+        )
+        browser.close()
     assert errors == []
     assert drawn == [3, 4]  # two folders and the original; two runtimes, each with the original
     assert wide == 390

@@ -14,12 +14,14 @@ import leanconv
 from leanconv import LeanconvError
 from leanconv.report.advice import advice
 from leanconv.report.facts import facts_of
-from leanconv.report.page import page
+from leanconv.report.render import page
 from leanconv.storage.records import write_record
+from tests.support import reports
 from tests.support.networks import plain_network
 from tests.support.pictures import smooth_images
 
 # Fixtures, which pytest looks for by name in this file.
+result, folder = reports.result, reports.folder
 
 
 def test_facts_are_those_of_the_result(result: leanconv.Accelerated, folder: Path) -> None:
@@ -92,7 +94,7 @@ def test_how_to_repeat(result: leanconv.Accelerated, folder: Path, tmp_path: Pat
     assert facts.another == (
         "leanconv accelerate net.py:build --weights w.pth --images a --out 'my folder'-{speedup}x --speedup {speedup}"
     )
-    assert (facts.original, facts.weights) == ("net.py:build", "w.pth")
+    assert (facts.original, facts.original_options) == ("net.py:build", ("--weights", "w.pth"))
     assert "evaluate net.py:build" in (advice(facts)[0].command or "")
     slash = replace(result, command=[*typed.split(), "slash/"]).save(tmp_path / "slash")
     assert "--out slash-{speedup}x" in facts_of(slash).another

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import leanconv
-from leanconv.report.page import page as page_of
+from leanconv.report.render import page as page_of
 from tests.support.browser import Opened, needs_browser
 from tests.support.reports import NASTY, many_layers
 
@@ -34,7 +34,6 @@ def test_every_mark_is_there(page: Any, result: leanconv.Accelerated) -> None:
         assert width / sum(before) == pytest.approx(layer.macs_after / result.macs_before)
 
 
-@pytest.mark.nightly
 def test_paper_has_what_is_folded(chromium: Any, tmp_path: Path) -> None:
     facts = many_layers(3, 8)
     path = tmp_path / "folded.html"
@@ -53,7 +52,6 @@ def test_paper_has_what_is_folded(chromium: Any, tmp_path: Path) -> None:
         assert page.evaluate(states) == before
 
 
-@pytest.mark.nightly
 def test_without_scripts_there_is_nothing_dead(chromium: Any, opened: Any) -> None:
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
@@ -68,7 +66,6 @@ def test_without_scripts_there_is_nothing_dead(chromium: Any, opened: Any) -> No
     context.close()
 
 
-@pytest.mark.nightly
 def test_errors_of_a_tuned_network_are_dated(chromium: Any, tmp_path: Path) -> None:
     path = tmp_path / "tuned.html"
     path.write_text(page_of(replace(many_layers(3, 8), tuned={"epochs": 1, "distilled": True})))
@@ -77,7 +74,6 @@ def test_errors_of_a_tuned_network_are_dated(chromium: Any, tmp_path: Path) -> N
         assert page.inner_text("#readout").endswith("error 0.100 before fine-tuning")
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark(page: Any, scheme: str) -> None:
     def brightness(page: Any) -> list[float]:
@@ -104,7 +100,6 @@ def test_light_and_dark(page: Any, scheme: str) -> None:
     assert brightness(page) == [1, 0, 0]
 
 
-@pytest.mark.nightly
 def test_a_phone(page: Any, chromium: Any, tmp_path: Path) -> None:
     long = many_layers(40, 8)
     layers = [replace(layer, name=f"{layer.name}.{'very.' * 12}{NASTY}") for layer in long.layers]
@@ -123,7 +118,6 @@ def test_a_phone(page: Any, chromium: Any, tmp_path: Path) -> None:
             assert widest <= 390
 
 
-@pytest.mark.nightly
 def test_the_keyboard_reaches_everything(page: Any, result: leanconv.Accelerated) -> None:
     page.focus("#strip [role=option] >> nth=0")
     assert page.inner_text("#readout").startswith("0: ")
@@ -144,7 +138,6 @@ def test_the_keyboard_reaches_everything(page: Any, result: leanconv.Accelerated
     assert all("table" in label for label in labels)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(page: Any, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
@@ -156,7 +149,6 @@ def test_axe_finds_nothing_serious(page: Any, scheme: str) -> None:
     assert page.evaluate("Boolean(window.axe)")  # it ran
 
 
-@pytest.mark.nightly
 def test_names_run_nothing(chromium: Any, tmp_path: Path) -> None:
     facts = many_layers(3, 16)
     evil = [f"<img src=x onerror=alert(1)>{NASTY}", "</script><script>alert(2)</script>", "${alert(3)}"]

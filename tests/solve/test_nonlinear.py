@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from leanconv.solve import ResponseSpace, activation, nonlinear, pca, reduced_rank, spectrum
-from leanconv.solve.activations import NAMES
+from leanconv.solve.activations import NAMES, Activation
 from leanconv.solve.nonlinear import _advance
 from leanconv.solve.reduced_rank import leading_subspace
 from leanconv.system.precision import quick_products
@@ -21,7 +21,11 @@ def make(name: str):
 @pytest.mark.parametrize("weight", [0.01, 0.3, 1.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_z_step_finds_the_global_minimum(name: str, weight: float) -> None:
-    r = make(name)
+    assert_global_minimum(make(name), weight)
+
+
+def assert_global_minimum(r: Activation, weight: float) -> None:
+    """Of the z-step's cost, by brute force."""
     g = torch.Generator().manual_seed(0)
     target = 3 * torch.randn(60, 4, generator=g, dtype=torch.float64)
     v = target + 2 * torch.randn(60, 4, generator=g, dtype=torch.float64)
@@ -34,6 +38,11 @@ def test_z_step_finds_the_global_minimum(name: str, weight: float) -> None:
     for places in torch.linspace(-25, 25, 20001, dtype=torch.float64).split(500):
         best = torch.minimum(best, cost(places.view(-1, 1, 1).expand(-1, *v.shape)).amin(0))
     assert (found <= best + 1e-4).all(), f"worse by {float((found - best).max())}"
+
+
+@pytest.mark.parametrize(("beta", "threshold"), [(1.0, 20.0), (3.0, 20.0), (3.0, 0.5)])
+def test_softplus_of_any_threshold(beta: float, threshold: float) -> None:
+    assert_global_minimum(activation("softplus", beta=beta, threshold=threshold), 0.01)
 
 
 def test_relu_z_step_is_the_papers_two_candidates() -> None:
@@ -96,7 +105,7 @@ def test_never_worse_than_linear_and_better_where_it_bends(name: str, dtype: tor
     assert fit.map.p.dtype == dtype
     assert true_error(fit.map, y, y, r) == pytest.approx(fit.error, rel=1e-3)
     assert fit.error <= linear * (1 + 1e-5)
-    if name in ("relu", "silu", "gelu", "gelu_tanh", "hardswish", "hardtanh", "relu6"):
+    if name in ("relu", "silu", "gelu", "gelu_tanh", "hardswish", "hardtanh", "relu6", "mish"):
         assert fit.error < 0.95 * linear
 
 

@@ -67,12 +67,13 @@ def many_layers(count: int, width: int) -> Facts:
         LayerFacts(
             name=name,
             macs_before=cost.dense,
-            macs_after=cost.both(9, 9),
+            macs_after=cost.both(5, 5),
             scheme="3d",
-            ranks=(9, 9),
+            ranks=(5, 5),
             limits=(3 * width, width),
+            kinds=("spatial", "channel"),
             energy=0.9,
-            filters_energy=0.8,
+            filters=0.8,
             error=0.1,
         )
         for name in names
@@ -81,9 +82,10 @@ def many_layers(count: int, width: int) -> Facts:
         folder="many",
         network="many",
         original="MODEL",
-        weights=None,
+        source="many",
+        original_options=(),
         macs_before=count * cost.dense,
-        macs_after=count * cost.both(9, 9),
+        macs_after=count * cost.both(5, 5),
         parameters_before=2,
         parameters_after=1,
         images=1,
@@ -99,4 +101,14 @@ def many_layers(count: int, width: int) -> Facts:
         times=None,
         accuracy=None,
         spectra=kept,
+    )
+
+
+def plan_labels(kept: KeptSpectra, speedup: float) -> list[str]:
+    """What the slider of a page shows of each candidate: the form and its ranks."""
+    plan, pairs = kept.select(speedup)
+    shown = dict.fromkeys((one.name for one in kept.candidates), "not replaced")
+    shown |= {taker: f"merged {plan[giver].ranks[-1]}" for giver, taker in pairs}
+    return list(
+        (shown | {name: f"{one.scheme} {' × '.join(map(str, one.ranks))}" for name, one in plan.items()}).values()
     )

@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import leanconv.ranks.latency.run
 import pytest
 import safetensors.torch
 import torch
@@ -30,6 +29,7 @@ from torchvision.models.vgg import VGG, make_layers
 
 import leanconv
 import leanconv.cli.common
+import leanconv.ranks.latency.selector
 import leanconv.runtimes.bench.comparison
 import leanconv.runtimes.export
 import leanconv.train.finetune
@@ -38,7 +38,7 @@ from benchmarks.peers import cp
 from leanconv import api as _accelerate
 from leanconv import demo, models
 from leanconv.network import source
-from leanconv.ranks.latency.plan import Wish
+from leanconv.ranks.latency.plan import LatencyBudget
 from leanconv.runtimes.export.formats import Written
 from tests.support.pictures import encoded, pack
 from tests.support.scenes import write_coco, write_shard, write_voc
@@ -163,7 +163,9 @@ def small_world() -> Iterator[None]:
         patch.setattr(leanconv, "export", once(leanconv.runtimes.export.export))
         patch.setattr(cp, "cp", cut(cp.cp, iterations=2))
         # Networks as small as these can hardly be had in less time.
-        patch.setattr(leanconv.ranks.latency.run, "Wish", lambda **_: Wish(speedup=1.05, latency=None))
+        patch.setattr(
+            leanconv.ranks.latency.selector, "LatencyBudget", lambda **_: LatencyBudget(speedup=1.05, latency=None)
+        )
         patch.setattr(leanconv.cli.common, "pick_workers", lambda asked: 0)
         patch.setattr(demo, "teach", _taught)
         patch.setattr(demo, "train", _trained)

@@ -18,6 +18,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,6 @@ from torch import nn
 
 import leanconv
 import leanconv.pipeline.solve_layers
-from leanconv.calibrate.probes import Probe
 from leanconv.progress import Pace, SafeFile, reporter
 from tests.support.command import ACCELERATE
 
@@ -235,14 +235,14 @@ def test_no_progress_says_nothing(capsys) -> None:
 
 
 def test_layers_of_an_earlier_run_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    images, fitted = torch.randn(8, 3, 12, 12), leanconv.pipeline.solve_layers.fit_site
+    images, fit = torch.randn(8, 3, 12, 12), leanconv.pipeline.solve_layers._fit
 
-    def interrupted(probe: Probe, *arguments: object, **named: object) -> object:
-        if probe.site.name == "4":
+    def interrupted(run: object, layer: Any, *responses: object) -> object:
+        if layer.name == "4":
             raise KeyboardInterrupt
-        return fitted(probe, *arguments, **named)
+        return fit(run, layer, *responses)
 
-    monkeypatch.setattr(leanconv.pipeline.solve_layers, "fit_site", interrupted)
+    monkeypatch.setattr(leanconv.pipeline.solve_layers, "_fit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         leanconv.accelerate(small(), images, 1.5, samples=500, workdir=tmp_path / "work")
     monkeypatch.undo()

@@ -193,7 +193,7 @@ def detector() -> nn.Module:
 def test_what_cannot_be_trained_on_is_refused_before_the_work(
     model: Callable[[], nn.Module], given: object, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leanconv.pipeline.run.Job.run", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr("leanconv.pipeline.analysis.Analysis.apply", lambda *_: pytest.fail("it began"))
     with pytest.raises(LeanconvError) as error:
         run(model=model(), images=given)
     assert message in str(error.value)

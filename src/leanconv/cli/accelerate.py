@@ -12,10 +12,22 @@ import typer
 
 from leanconv.cli import common as given
 from leanconv.cli.json_output import print_json, quietly
+from leanconv.cli.options import help_of, with_options_of
+from leanconv.config import Options
 from leanconv.errors import LeanconvError, listing
 from leanconv.runtimes.runners import RUNTIMES, runtime_names
 
+OTHERWISE = (
+    "asymmetric",
+    "ranks",
+    "skip",
+    "samples",
+    "target",
+    "refine",
+)  # options that are spelled in another way here
 
+
+@with_options_of(Options, before="symmetric", skip=OTHERWISE)
 def accelerate(
     model: given.Model,
     images: Annotated[
@@ -25,37 +37,9 @@ def accelerate(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
-    speedup: Annotated[
-        float, typer.Option(help="Convolution MACs before / after; with --ranks latency: time before / after.")
-    ] = 4.0,
-    scheme: Annotated[str, typer.Option(help="channel, spatial or 3d.")] = "3d",
-    solver: Annotated[str, typer.Option(help="linear or nonlinear.")] = "nonlinear",
-    refine: Annotated[
-        str | None,
-        typer.Option(
-            help="closed-form (the default of 3d and channel): fitted for images not seen, a few are held out; "
-            "none: the paper's fit; distill: then trained, without labels, to respond as the original does, much "
-            "slower."
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="--refine distill: steps of training, at most. Default: about 1,200.")
-    ] = None,
-    sweeps: Annotated[
-        int,
-        typer.Option(min=0, help="3d: fit both halves of every split to responses, in so many turns; 3 are enough."),
-    ] = 0,
+    refine: Annotated[str | None, typer.Option(help=help_of(Options, "refine"))] = None,
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
-    ranks: Annotated[
-        str,
-        typer.Option(
-            help="energy, uniform, sensitivity (of the output, measured), latency, or ranks by hand: JSON or a .json "
-            "file, {layer: rank}."
-        ),
-    ] = "energy",
-    latency: Annotated[
-        float | None, typer.Option(help="--ranks latency: milliseconds of the whole network, in place of --speedup.")
-    ] = None,
+    ranks: Annotated[str, typer.Option(help=help_of(Options, "ranks"))] = "energy",
     runtime: Annotated[
         str | None, typer.Option(help=f"--ranks latency: what is timed, {runtime_names(timeable=True)}.")
     ] = None,
@@ -63,17 +47,10 @@ def accelerate(
         int | None, typer.Option(min=1, help="--ranks latency: CPU threads of that runtime (1).")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="--ranks latency: float32 (default), bfloat16 or float16.")] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Layer to leave alone (repeat). Default: the first.")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help=help_of(Options, "skip"))] = None,
     no_skip: Annotated[bool, typer.Option("--no-skip", help="Leave no layer alone, not even the first.")] = False,
-    layers: Annotated[str, typer.Option(help="conv, or all to include Linear layers.")] = "conv",
     count: Annotated[int, typer.Option(min=1, help="Use at most this many images, spread over all.")] = 1000,
-    part: Annotated[
-        str | None, typer.Option(help="Accelerate, and count, only this module, e.g. backbone. Default: all.")
-    ] = None,
-    samples: Annotated[
-        str, typer.Option(help="Responses sampled a layer; auto: as many as a layer needs, up to 200,000.")
-    ] = "50000",
-    seed: Annotated[int, typer.Option(help="Chooses the sampled positions.")] = 0,
+    samples: Annotated[str, typer.Option(help=help_of(Options, "samples"))] = "50000",
     workdir: Annotated[
         Path | None, typer.Option(help="Folder for the state of the run: started again, it goes on from there.")
     ] = None,
@@ -98,6 +75,7 @@ def accelerate(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print the result and errors, no progress and no warnings.")
     ] = False,
+    **options: Any,
 ) -> None:
     """Accelerate a network and save it.
 
@@ -115,13 +93,13 @@ def accelerate(
     """
     from dataclasses import replace
 
-    from leanconv.api import accelerate as run
+    from leanconv.api import accelerate_as
     from leanconv.calibrate.memory import parse_memory
-    from leanconv.config import Options
     from leanconv.images import Pictures, Preprocess, find_pictures
     from leanconv.images.loading import WholePictures, spread
     from leanconv.network.source import confirmed
     from leanconv.network.torchvision_detectors import kind_of
+    from leanconv.pipeline.session import Session
     from leanconv.report import REPORT, check_report, write_report
     from leanconv.storage.folder import check_new
     from leanconv.train.history import History
@@ -132,25 +110,17 @@ def accelerate(
         raise LeanconvError(f"MODEL {model!r} is a folder; accelerate takes the original network, not a saved one.")
     chosen = _ranks(ranks)
     wanted: dict[str, Any] = {
-        "speedup": speedup,
-        "scheme": scheme,
-        "solver": solver,
+        **options,
         "refine": refine,
-        "steps": steps,
-        "sweeps": sweeps,
         "asymmetric": not symmetric,
         "ranks": chosen,
         "skip": [] if no_skip else skip or None,
-        "layers": layers,
         "samples": _samples(samples),
-        "seed": seed,
-        "part": part,
-        "latency": latency,
         "target": _target(chosen, runtime=runtime, threads=threads, dtype=dtype, batch=batch, device=device),
     }
     if wanted["target"] is not None:
         batch = None  # that of the target
-    Options.check(**wanted)  # before minutes are spent on loading
+    asked = Options.check(**wanted)  # before minutes are spent on loading
     parse_memory(memory)
     check_new(out)
     if report:
@@ -167,7 +137,9 @@ def accelerate(
         else:
             _check_detector({"--size": size, "--resize": resize, "--channels": channels, "--mean": mean, "--std": std})
             batches = WholePictures(pictures, batch=batch or 8, workers=hands)
-        result = run(network.model, batches, **wanted, device=place, progress=not quiet, workdir=workdir, memory=memory)
+        limit = parse_memory(memory)
+        session = Session(network.model, place, asked.seed, progress=not quiet, workdir=workdir, limit=limit)
+        result = accelerate_as(network.model, batches, asked, session)
         if not lead:
             return
         assert network.source is not None

@@ -10,7 +10,6 @@ import typer
 from leanconv.cli import common as given
 from leanconv.cli.json_output import print_json
 from leanconv.cli.record import Record, folder_to_record
-from leanconv.errors import LeanconvError
 from leanconv.runtimes.runners import DTYPES, runtime_names
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def _networks(
     model: str, other: str | None, original: str | None, weights: str | None, classes: int | None
 ) -> tuple[dict[str, Opened], list[str]]:
     """The networks by what they are called, the original first, and what should be known about their weights."""
-    from leanconv.cli.networks import open_network
+    from leanconv.cli.networks import open_network, open_together
 
     notes = []
     specs = [model] if other is None else [model, other]
@@ -120,26 +119,15 @@ def _networks(
         if original is None:
             notes.append(f"{name} was built by name and has random weights")
         return {name: first, model: accelerated}, notes
-    if original is not None and not any(given.is_saved(spec) for spec in specs):
-        raise LeanconvError(f"--model goes with a saved folder, and {' and '.join(specs)} are none.")
     opened: dict[str, Opened] = {}
-    for number, spec in enumerate(specs):
-        saved, asked = given.is_saved(spec), weights if number == 0 else None
-        base = (original or _plain(spec, specs)) if saved else None
+    networks = open_together(specs, original, weights, classes, default_weights="none")
+    for number, (spec, network) in enumerate(zip(specs, networks, strict=True)):
         name = spec if spec not in opened else f"{spec} (again)"
-        opened[name] = open_network(spec, base, asked, classes, default_weights="none")
-        if not saved and asked in (None, "none") and not spec.partition(":")[0].endswith(".py"):
+        opened[name] = network
+        untrained = number > 0 or weights in (None, "none")
+        if untrained and not given.is_saved(spec) and not spec.partition(":")[0].endswith(".py"):
             notes.append(f"{name} has random weights")
     return opened, notes
-
-
-def _plain(folder: str, specs: list[str]) -> str | None:
-    """The network beside a folder that was made from the user's own code, which is then rebuilt from it."""
-    from leanconv.storage.folder import read_description
-
-    if read_description(Path(folder))["source"]["library"] != "other":
-        return None
-    return next((spec for spec in specs if not given.is_saved(spec)), None)
 
 
 def _original(folder: str, by: str | None) -> tuple[str, Opened]:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leanconv.cli import common as given
 from leanconv.cli.json_output import print_json
+from leanconv.errors import LeanconvError
+
+if TYPE_CHECKING:
+    from leanconv.report.comparison import Comparison
 
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Saved folders, as accelerate --out writes them.")],
     plot: Annotated[
         Path | None,
-        typer.Option(help="Also write one HTML page: accuracy against MACs and against milliseconds."),
+        typer.Option(help="Also write one HTML page, as leanconv report does for several folders."),
     ] = None,
     as_json: given.Json = False,
 ) -> None:
-    """Show several saved networks beside one another: cost, errors, and the accuracy and times that were recorded.
+    """Show several saved networks side by side: cost, errors, and the accuracy and times that were recorded.
 
     leanconv evaluate --record and leanconv bench --record record them.
 
@@ -29,18 +33,31 @@ def compare(
 
     leanconv compare vgg16-3x vgg16-4x --plot vgg16.html
     """
-    from leanconv.report.compare import compare as read
-    from leanconv.report.compare.page import check_page, write_page
-    from leanconv.report.compare.text import as_text
+    from leanconv.report import check_comparison, write_comparison
+    from leanconv.report.advice import evaluate_like
+    from leanconv.report.comparison import compare as read
 
     if plot is not None:
-        check_page(plot)
-    found = read(folders)
+        if plot.suffix != ".html" or plot.is_dir():
+            raise LeanconvError(f"--plot {str(plot)!r} must be a file whose name ends in .html.")
+        check_comparison(plot)
+    comparison = read(folders)
     if plot is not None:
-        write_page(found, plot)
+        if not any(one.accuracy for one in comparison.results):
+            command = evaluate_like(comparison.results[0], comparison.results)
+            raise LeanconvError(f"there is nothing to plot, as no accuracy is recorded; record it: {command}")
+        write_comparison(comparison, plot)
     if as_json:
-        print_json({**found.to_json(), "plot": None if plot is None else str(plot)})
+        print_json({**comparison.to_json(), "plot": None if plot is None else str(plot)})
         return
-    print(as_text(found))
+    print(as_text(comparison))
     if plot is not None:
         print(f"\n{plot}: {plot.stat().st_size / 1e6:.1f} MB, open it in a browser")
+
+
+def as_text(comparison: Comparison) -> str:
+    from leanconv.report.comparison import tables
+    from leanconv.system.text_table import table
+
+    parts = [table(one.heads, one.rows, left=one.left) for one in tables(comparison.results)]
+    return "\n\n".join([*parts, *(["\n".join(comparison.remarks)] if comparison.remarks else [])])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import typer
 
-from leanconv._version import __version__
+from leanconv import __version__
 from leanconv.cli import common as given
 from leanconv.cli.json_output import print_json
 from leanconv.errors import LeanconvError

@@ -84,8 +84,8 @@ def evaluate(
 
     torchrun --nproc-per-node 4 -m leanconv evaluate vgg16 vgg16-4x --data imagenet/val
     """
+    import leanconv
     from leanconv.cli.networks import open_together, preprocess_together
-    from leanconv.evaluation.api import evaluate as measure
     from leanconv.evaluation.detection import are_detectors
     from leanconv.storage.records import write_record
 
@@ -95,7 +95,7 @@ def evaluate(
         if other is None:
             raise LeanconvError(f"--record keeps what was lost; give the original network too, before {model!r}.")
         folder = folder_to_record(specs)
-    networks = open_together(specs, original, weights, num_classes)
+    networks = open_together(specs, original, weights, num_classes, default_weights="DEFAULT")
     pictures = {"size": size, "resize": resize, "channels": channels, "mean": mean, "std": std}
     categories = prepare = None
     if are_detectors([(spec, network.model) for spec, network in zip(specs, networks, strict=True)]):
@@ -106,7 +106,7 @@ def evaluate(
     else:
         prepare = preprocess_together(networks, specs, **pictures)
     with common.team(device) as (place, lead), common.named_as_option("views", "labels", "split", "metric"):
-        found = measure(
+        found = leanconv.evaluate(
             networks[0].model,
             data,
             None if other is None else networks[1].model,

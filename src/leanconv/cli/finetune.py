@@ -76,7 +76,8 @@ def finetune(
     from dataclasses import replace
 
     from leanconv.cli.networks import opened
-    from leanconv.evaluation.class_names import class_count, class_indices_of_both
+    from leanconv.evaluation.class_names import class_indices_of_both
+    from leanconv.evaluation.classification import class_count
     from leanconv.images import find_pictures
     from leanconv.images.loading import spread
     from leanconv.images.picture_set import PictureSet

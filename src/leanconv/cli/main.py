@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from leanconv._version import __version__
+from leanconv import __version__
 from leanconv.errors import LeanconvError
 
 try:

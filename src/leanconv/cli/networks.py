@@ -221,9 +221,11 @@ def _filled(model: nn.Module, path: Path) -> nn.Module:
     return model
 
 
-def open_together(specs: Sequence[str], original: str | None, weights: str | None, classes: int | None) -> list[Opened]:
-    """All of these, with trained weights; ``weights`` belong to the first. A folder made from the user's own code is
-    rebuilt by ``original``, or else by the network it is compared with."""
+def open_together(
+    specs: Sequence[str], original: str | None, weights: str | None, classes: int | None, *, default_weights: str
+) -> list[Opened]:
+    """All of these; ``weights`` belong to the first. A folder made from the user's own code is rebuilt by ``original``,
+    or else by the network it is compared with."""
     from leanconv.storage.folder import read_description
 
     plain = next((spec for spec in specs if not is_saved(spec)), None)
@@ -234,7 +236,7 @@ def open_together(specs: Sequence[str], original: str | None, weights: str | Non
             base = None if any(map(is_saved, specs)) else original
         elif original is None and read_description(Path(spec))["source"]["library"] == "other":
             base = plain
-        networks.append(open_network(spec, base, None if number else weights, classes, default_weights="DEFAULT"))
+        networks.append(open_network(spec, base, None if number else weights, classes, default_weights=default_weights))
     return networks
 
 

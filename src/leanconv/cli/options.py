@@ -31,6 +31,11 @@ def options_of(config: type, skip: Collection[str] = ()) -> list[inspect.Paramet
     return parameters
 
 
+def help_of(config: type, name: str) -> str:
+    """What one option means, for a command that spells it in another way."""
+    return next(option.help for option in options(config) if option.name == name)
+
+
 def with_options_of(config: type, before: str, skip: Collection[str] = ()) -> Callable[[Command], Command]:
     """The command with the options of a config in place of its ``**arguments``, shown before its option ``before``."""
 

@@ -12,25 +12,39 @@ from leanconv.cli.json_output import print_json
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="A saved folder, as accelerate --out writes it.")],
+    folders: Annotated[list[Path], typer.Argument(help="Saved folders, as accelerate --out writes them.")],
     out: Annotated[
-        Path | None, typer.Option(help="File to write; an earlier report is replaced. Default: FOLDER/report.html.")
+        Path | None,
+        typer.Option(
+            help="File to write; an earlier page of the same kind is replaced. Default: FOLDER/report.html, or "
+            "comparison.html here for several folders."
+        ),
     ] = None,
     as_json: given.Json = False,
 ) -> None:
     """Write one self-contained HTML page about a saved network: what was done to it, what it cost, what to try next.
 
-    What leanconv bench --record and leanconv evaluate --record measured is part of it.
+    With several folders the page compares them. What leanconv bench --record and leanconv evaluate --record measured
+    is part of it.
 
     Examples:
 
     leanconv report vgg16-4x
 
     leanconv report vgg16-4x --out vgg16-4x.html
-    """
-    from leanconv.report import write_report
 
-    path = write_report(folder, out)
+    leanconv report vgg16-3x vgg16-4x vgg16-5x --out vgg16.html
+    """
+    from leanconv.report import COMPARISON, check_comparison, write_comparison, write_report
+
+    if len(folders) == 1:
+        path = write_report(folders[0], out)
+    else:
+        from leanconv.report.comparison import compare
+
+        path = out or Path(COMPARISON)
+        check_comparison(path)
+        write_comparison(compare(folders), path)
     if as_json:
         print_json({"report": str(path), "bytes": path.stat().st_size})
     else:

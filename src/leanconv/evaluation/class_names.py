@@ -8,16 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
-from leanconv.errors import LeanconvError, Unreadable, listing
+from leanconv.errors import LeanconvError, listing
 from leanconv.images.find import HELD_OUT, TRAINING
 from leanconv.images.picture import Picture
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from leanconv.images.picture_set import PictureSet
 
 
 class ClassIndices(dict[str, int]):
@@ -81,27 +75,6 @@ def class_indices_of_both(
     if not mapping.by_order:
         mapping.update(other)
     return mapping
-
-
-def class_count(model: nn.Module, pictures: PictureSet) -> int:
-    """How many classes the network tells apart: its answer to the first picture that can be read."""
-    import torch
-
-    from leanconv.evaluation.classification import as_taken, class_scores
-    from leanconv.network.user_model import model_failed
-
-    for number in range(len(pictures)):
-        try:
-            image = pictures[number][0][None]
-        except Unreadable:
-            continue
-        try:
-            with torch.no_grad():
-                output = model(as_taken(model, image))
-        except Exception as error:
-            raise model_failed(error, image) from error
-        return class_scores(output).shape[1]
-    raise LeanconvError(f"none of the {len(pictures)} images could be read; repair or replace them.")
 
 
 def _check_parts(pictures: Sequence[Picture]) -> None:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from leanconv.errors import LeanconvError
+from leanconv.errors import LeanconvError, Unreadable
 from leanconv.network.user_model import model_failed
 
 if TYPE_CHECKING:  # training uses this module, and reads no pictures
     from leanconv.evaluation.class_names import ClassIndices
+    from leanconv.images.picture_set import PictureSet
 
 # What errors call a network that is alone.
 NAMELESS = "the model"
@@ -134,6 +135,22 @@ def class_scores(output: object) -> Tensor:
         f"the model returned a {type(output).__name__}{shape} where images x classes is needed: only "
         "classifiers can be judged by classes."
     )
+
+
+def class_count(model: nn.Module, pictures: PictureSet) -> int:
+    """How many classes the network tells apart: its answer to the first picture that can be read."""
+    for number in range(len(pictures)):
+        try:
+            image = pictures[number][0][None]
+        except Unreadable:
+            continue
+        try:
+            with torch.no_grad():
+                output = model(as_taken(model, image))
+        except Exception as error:
+            raise model_failed(error, image) from error
+        return class_scores(output).shape[1]
+    raise LeanconvError(f"none of the {len(pictures)} images could be read; repair or replace them.")
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:

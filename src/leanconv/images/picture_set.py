@@ -11,6 +11,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from leanconv.errors import LeanconvError, Unreadable
+from leanconv.images.loading import why_unreadable
 from leanconv.images.picture import Picture
 from leanconv.images.preprocess import Preprocess
 
@@ -53,8 +54,8 @@ class PictureSet:
         prepare = self.preprocess if self.smallest is None else self._drawn()
         try:
             image = prepare(picture.read())
-        except Exception as error:  # a decoder can raise anything on a damaged file
-            raise Unreadable(picture.name, type(error).__name__) from None
+        except Exception as error:
+            raise Unreadable(picture.name, why_unreadable(error)) from None
         return image if self.classes is None else (image, self.classes[picture.label or ""])
 
     def _drawn(self) -> Preprocess:

@@ -108,6 +108,13 @@ KINDS: tuple[ActivationKind, ...] = (
     ),
     ActivationKind(name="sigmoid", modules=(nn.Sigmoid,), functions=_spellings("sigmoid"), onnx="Sigmoid"),
     ActivationKind(name="tanh", modules=(nn.Tanh,), functions=_spellings("tanh"), onnx="Tanh"),
+    ActivationKind(name="mish", modules=(nn.Mish,), functions=_spellings("mish")),
+    ActivationKind(
+        name="softplus",
+        modules=(nn.Softplus,),
+        functions=_spellings("softplus"),
+        parameters=(Parameter("beta", "beta", 1, 1.0), Parameter("threshold", "threshold", 2, 20.0)),
+    ),
 )
 ONNX: dict[type[nn.Module], str] = {module: kind.onnx for kind in KINDS if kind.onnx for module in kind.modules}
 

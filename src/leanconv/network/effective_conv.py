@@ -1,8 +1,8 @@
-"""The ordinary convolution a layer of another class turns out to be.
+"""The plain convolution that a layer of another class computes.
 
 Libraries subclass nn.Conv2d to standardise its weight or to pad by the input's size; torch's parametrizations compute
-a weight from others. In eval mode most of these are one convolution with a fixed weight. Which one is observed: the
-layer runs alone on a few maps, and what it asks of torch is compared with what it answers.
+a weight from others. In eval mode most of these are one convolution with a fixed weight. To find it, the layer runs
+alone on a few maps, and the one function of torch that it calls is compared with its output.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def plain_form(layer: nn.Module, in_size: Size) -> Plain | None:
         return Plain(geometry_of(layer), weight.detach(), bias.detach() if isinstance(bias, Tensor) else None)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            found = _observed(layer, in_size)
-        # Another shape than the layer's own weight has would cost what nobody counted.
-        return found if found is not None and found.weight.shape == layer.weight.shape else None
-    except Exception:  # it cannot run alone, or does something else: either way nothing is known of it
+            plain = _observe(layer, in_size)
+        # A weight of another shape than the layer's own would cost MACs that were not counted.
+        return plain if plain is not None and plain.weight.shape == layer.weight.shape else None
+    except Exception:  # it cannot run alone, or does something else: either way it is not a plain convolution
         return None
 
 
@@ -57,33 +57,33 @@ def inherits_forward(layer: nn.Module) -> bool:
     return same and not has_own_forward(layer)
 
 
-def _observed(layer: nn.Module, in_size: Size) -> Plain | None:
+def _observe(layer: nn.Module, in_size: Size) -> Plain | None:
     assert isinstance(layer.weight, Tensor)
     shapes = kind_of(layer).trial_shapes(layer, in_size)
-    # A forward may also depend on how large or how many the numbers are.
+    # A forward may also depend on how large the numbers are and how many images there are.
     largest = 100.0 if layer.weight.dtype == torch.float16 else 1000.0
-    seen = [_run(layer, shape, (1.0, 0.001, largest)[number % 3]) for number, shape in enumerate(shapes)]
-    found = [item for item in seen if item is not None]
-    if len(found) < len(seen) or not all(_same_filters(found[0], other) for other in found[1:]):
+    runs = [_run(layer, shape, (1.0, 0.001, largest)[number % 3]) for number, shape in enumerate(shapes)]
+    plain = [run for run in runs if run is not None]
+    if len(plain) < len(runs) or not all(_same_filters(plain[0], other) for other in plain[1:]):
         return None
-    geometry = found[0].geometry
-    constant = all(item.geometry == geometry for item in found)
+    geometry = plain[0].geometry
+    constant = all(run.geometry == geometry for run in plain)
     if constant and geometry.padding_after in (None, geometry.padding):
-        return replace(found[0], geometry=replace(geometry, padding_after=None))
+        return replace(plain[0], geometry=replace(geometry, padding_after=None))
     rule = replace(geometry, padding="same", padding_after=None)
-    if all(_explains(rule, item) for item in found):
-        return replace(found[0], geometry=rule)
-    return found[0] if constant else None
+    if all(_explains(rule, run) for run in plain):
+        return replace(plain[0], geometry=rule)
+    return plain[0] if constant else None
 
 
 @dataclass(frozen=True)
-class _Seen(Plain):
+class _Run(Plain):
     in_size: Size = ()
 
 
-def _explains(rule: Geometry, seen: _Seen) -> bool:
-    before, after = rule.margins(seen.in_size)
-    return replace(rule, padding=before, padding_after=after) == seen.geometry
+def _explains(rule: Geometry, run: _Run) -> bool:
+    before, after = rule.margins(run.in_size)
+    return replace(rule, padding=before, padding_after=after) == run.geometry
 
 
 def _same_filters(one: Plain, other: Plain) -> bool:
@@ -92,23 +92,23 @@ def _same_filters(one: Plain, other: Plain) -> bool:
     return one.bias is None or other.bias is None or torch.equal(one.bias, other.bias)
 
 
-def _run(layer: nn.Module, shape: tuple[int, ...], scale: float) -> _Seen | None:
-    """One run on a map of numbers of both signs, none near zero, so that zeros put around it can be told from it."""
+def _run(layer: nn.Module, shape: tuple[int, ...], scale: float) -> _Run | None:
+    """One run on a map of numbers of both signs, none near zero, so that zeros padded around it can be seen."""
     assert isinstance(layer.weight, Tensor)
     x = (scale * (torch.rand(shape) + 0.5) * torch.randn(shape).sign()).to(layer.weight)
-    with _Calls() as watch:
+    with _Calls() as recorded:
         output = layer(x.clone())
-    if len(watch.calls) != 1:
+    if len(recorded.calls) != 1:
         return None
-    kind, values, answer = watch.calls[0]
-    if not isinstance(output, Tensor) or not torch.equal(output, answer):
+    kind, values, result = recorded.calls[0]
+    if not isinstance(output, Tensor) or not torch.equal(output, result):
         return None
     weight, bias = values["weight"].detach().clone(), values["bias"]
     bias = None if bias is None else bias.detach().clone()
     if not kind.over_a_map:
         if not torch.equal(values["input"], x):
             return None
-        return _Seen(Geometry(kind=kind.name, in_channels=weight.shape[1], out_channels=len(weight)), weight, bias)
+        return _Run(Geometry(kind=kind.name, in_channels=weight.shape[1], out_channels=len(weight)), weight, bias)
     dimensions = len(shape) - 2
     margins = _margins(values["input"], x)
     if margins is None:
@@ -131,11 +131,11 @@ def _run(layer: nn.Module, shape: tuple[int, ...], scale: float) -> _Seen | None
     )
     inner = geometry.margins(tuple(values["input"].shape[2:]))
     before, after = (tuple(a + b for a, b in zip(*pair, strict=True)) for pair in zip(margins, inner, strict=True))
-    return _Seen(replace(geometry, padding=before, padding_after=after), weight, bias, in_size=tuple(shape[2:]))
+    return _Run(replace(geometry, padding=before, padding_after=after), weight, bias, in_size=tuple(shape[2:]))
 
 
 def _margins(padded: Tensor, x: Tensor) -> tuple[Size, Size] | None:
-    """Zeros before and after ``x`` in every dimension of ``padded``; None if it is anything but x among zeros."""
+    """Zeros before and after ``x`` in every dimension of ``padded``; None if it is anything but x between zeros."""
     if padded.shape[:2] != x.shape[:2] or padded.dim() != x.dim():
         return None
     before, after = [], []
@@ -154,7 +154,7 @@ def _margins(padded: Tensor, x: Tensor) -> tuple[Size, Size] | None:
 
 
 class _Calls(TorchFunctionMode):
-    """Convolutions and linear maps asked of torch: the kind of layer, its arguments by name, its answer."""
+    """The convolutions and linear maps torch is called for: the kind of layer, arguments by name, the result."""
 
     def __init__(self) -> None:
         super().__init__()

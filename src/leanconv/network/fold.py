@@ -16,7 +16,7 @@ def folded(model: nn.Module, site: Site, dtype: torch.dtype) -> tuple[Tensor, Te
     In eval mode batch norm is y -> scale (y - mean) + shift with scale = gamma / sqrt(var + eps).
     """
     plain = plain_form(model.get_submodule(site.name), site.in_size)
-    assert plain is not None  # or the layer would not have become a site
+    assert plain is not None  # otherwise the layer would not be a site
     w = plain.weight.to(torch.float64)
     d = site.geometry.out_channels
     b = w.new_zeros(d) if plain.bias is None else plain.bias.to(torch.float64)
@@ -50,6 +50,6 @@ class Filters:
 
 
 def without_norm(norm: nn.Module) -> nn.Module:
-    """What stays in place of a batch norm that was folded: nothing, or the activation some bring along."""
+    """What replaces a batch norm that was folded: nothing, or the activation that some norms include."""
     rest = nn.Sequential(norm.drop, norm.act) if is_norm_with_activation(norm) else nn.Identity()  # type: ignore[arg-type]
     return rest.train(norm.training)

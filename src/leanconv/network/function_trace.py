@@ -1,4 +1,4 @@
-"""Record one run of a network: which operation consumed which tensor."""
+"""Record one run of a network: which operation used which tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from leanconv.network.recognise import (
     is_norm_with_activation,
 )
 
-# A tensor at one moment: an operation in place makes a new key of the same object.
+# A tensor at one moment: an operation in place gives the same object a new key.
 Key = tuple[int, int]
 
 
@@ -94,37 +94,37 @@ class Recording(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._inside:
             return func(*args, **kwargs)
-        given = list(tensors(args)) + list(tensors(kwargs))
-        inputs = [_key(tensor) for tensor in given]
+        used = list(tensors(args)) + list(tensors(kwargs))
+        inputs = [_key(tensor) for tensor in used]
         result = func(*args, **kwargs)
         made = list(tensors(result))
-        # Questions about a tensor (its shape, its device) consume nothing, nor does what hands it back (dropout in
-        # eval mode). Writing it into another tensor does, and returns nothing.
+        # Reading a tensor's shape or device does not use it, nor does a function that returns it as it is (dropout in
+        # eval mode). Writing it into another tensor uses it and returns nothing.
         if func is Tensor.__setitem__:
-            self._record(Event("other", inputs, []), given, [args[0]])
+            self._record(Event("other", inputs, []), used, [args[0]])
         elif made and not all(_key(tensor) in inputs for tensor in made):
             event = Event("other", inputs, [])
             if spec := activation_of_call(func, args, kwargs):
                 event.kind, event.activation = "activation", spec
             elif func is F.batch_norm and len(args) > 1 and id(args[1]) in self._norms:
                 event.kind, event.name, event.inputs = "batch_norm", self._norms[id(args[1])], inputs[:1]
-            elif is_addition(func, kwargs, given):
+            elif is_addition(func, kwargs, used):
                 event.kind = "add"
-            elif (layer_kind := kind_of_function(func)) and layer_kind.over_a_map and len(given) > 1:
+            elif (layer_kind := kind_of_function(func)) and layer_kind.over_a_map and len(used) > 1:
                 event.kind, event.name, event.function = "call", f"{func.__name__}#{len(self.events)}", func
-                event.in_shape, event.out_shape = tuple(given[0].shape), tuple(made[0].shape)
-                event.weight_shape = tuple(given[1].shape)
-            self._record(event, given, made)
+                event.in_shape, event.out_shape = tuple(used[0].shape), tuple(made[0].shape)
+                event.weight_shape = tuple(used[1].shape)
+            self._record(event, used, made)
         return result
 
     def finish(self, result: Any) -> None:
-        """What the network returns is used by whoever called it."""
+        """The outputs of the network are used by its caller."""
         self._record(Event("other", [_key(tensor) for tensor in tensors(result)], []), [], [])
 
-    def _record(self, event: Event, given: list[Tensor], made: list[Tensor]) -> None:
+    def _record(self, event: Event, used: list[Tensor], made: list[Tensor]) -> None:
         event.outputs = [_key(tensor) for tensor in made]
         self.events.append(event)
-        self._alive.extend(given)
+        self._alive.extend(used)
         self._alive.extend(made)
 
     def enter(self, name: str, module: nn.Module, arguments: Any) -> list[Key]:
@@ -136,10 +136,10 @@ class Recording(TorchFunctionMode):
 
     def leave(self, event: Event, arguments: Any, result: Any) -> None:
         self._inside -= 1
-        given, made = list(tensors(arguments)), list(tensors(result))
-        if given and made:
-            event.in_shape, event.out_shape = tuple(given[0].shape), tuple(made[0].shape)
-        self._record(event, given, made)
+        used, made = list(tensors(arguments)), list(tensors(result))
+        if used and made:
+            event.in_shape, event.out_shape = tuple(used[0].shape), tuple(made[0].shape)
+        self._record(event, used, made)
 
 
 def _check_input(name: str, layer: nn.Module, x: Tensor) -> None:
@@ -155,10 +155,10 @@ def _check_input(name: str, layer: nn.Module, x: Tensor) -> None:
 
 @contextmanager
 def recording(model: nn.Module) -> Iterator[Recording]:
-    """Record the run inside the block; hooks come off on any error."""
-    # A norm with an activation of its own is not one step: its parts are recorded instead.
+    """Record the run inside the block; hooks are removed on any error."""
+    # A norm with an activation of its own is two steps: the functions it calls are recorded instead.
     norms = {id(m.running_mean): name for name, m in model.named_modules() if is_norm_with_activation(m)}
-    tape = Recording(norms)
+    recorded = Recording(norms)
     handles = []
     for name, module in model.named_modules():
         event_kind, spec = _kind(module)
@@ -167,7 +167,7 @@ def recording(model: nn.Module) -> Iterator[Recording]:
         pending: list[list[Key]] = []
 
         def before(module: nn.Module, args: Any, kwargs: Any, name: str = name, pending: Any = pending) -> None:
-            pending.append(tape.enter(name, module, (args, kwargs)))
+            pending.append(recorded.enter(name, module, (args, kwargs)))
 
         def after(
             module: nn.Module,
@@ -179,15 +179,15 @@ def recording(model: nn.Module) -> Iterator[Recording]:
             spec: Any = spec,
             pending: Any = pending,
         ) -> None:
-            tape.leave(Event(kind, pending.pop(), [], name=name, activation=spec), (args, kwargs), result)
+            recorded.leave(Event(kind, pending.pop(), [], name=name, activation=spec), (args, kwargs), result)
 
         handles += [
             module.register_forward_pre_hook(before, with_kwargs=True),
             module.register_forward_hook(after, with_kwargs=True),
         ]
     try:
-        with torch.no_grad(), tape:
-            yield tape
+        with torch.no_grad(), recorded:
+            yield recorded
     finally:
         for handle in handles:
             handle.remove()

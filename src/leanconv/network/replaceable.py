@@ -1,8 +1,8 @@
 """Which layers can really be replaced: a trial on the sample, since a network may do anything with its modules.
 
-It may hold a layer in a plain list, read its attributes, ask for its type, or use a convolution's raw output behind
-the back of the batch norm that would be folded away. So the trial puts in place what replacing would, with nothing
-approximated yet, and compares the network's answers.
+It may hold a layer in a plain list, read its attributes, ask for its type, or use a convolution's raw output beside
+the batch norm that would be folded. So the trial puts exact stand-ins where factors would go and compares the
+network's outputs.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from leanconv.network.sites import Site
 def replaceable(trial: Trial, sites: list[Site]) -> list[Site]:
     """The sites that can be replaced, with batch norm folded where that is right too.
 
-    One extra run when all is well, up to two a site when it is not.
+    One extra run if all can be replaced, up to two a site otherwise.
     """
     if not trial.tells:
-        # Nothing to compare: do only what cannot change a value.
+        # Nothing to compare: fold no batch norm, so that no value can change.
         sites = [_unfolded(site) for site in sites]
     if _survive(trial, sites):
         return sites
-    kept: list[Site] = []
+    accepted: list[Site] = []
     for site in sites:
         for candidate in [site, _unfolded(site)] if site.batch_norm else [site]:
             if _survive(trial, [candidate]):
-                kept.append(candidate)
+                accepted.append(candidate)
                 break
-    # What each of many layers may do to the last bits adds up.
-    return kept if _survive(trial, kept, leniency=10.0) else []
+    # Rounding of many layers adds up.
+    return accepted if _survive(trial, accepted, leniency=10.0) else []
 
 
 def _unfolded(site: Site) -> Site:
-    """Without its batch norm the response is what goes into the norm, and nothing is known of what follows."""
+    """Without its batch norm folded the response is the input of the norm, with no activation behind it."""
     if site.batch_norm is None:
         return site
     return replace(site, batch_norm=None, activation=ActivationSpec(), adds=0, feeds=None)
@@ -58,7 +58,7 @@ def _survive(trial: Trial, sites: list[Site], leniency: float = 1.0) -> bool:
 
 
 def dense_copy(filters: Filters, site: Site) -> nn.Sequential:
-    """A plain layer that does the site's work, its batch norm included."""
+    """A plain layer that computes what the site does, its batch norm included."""
     old = filters.model.get_submodule(site.name).weight
     assert isinstance(old, Tensor)
     weight, bias = filters.of(site, old.dtype)

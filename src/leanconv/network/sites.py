@@ -1,4 +1,4 @@
-"""What was seen of a network: its layers, and among them the sites that can be accelerated."""
+"""The layers of a network, and among them the sites, which can be accelerated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A layer together with what follows it up to its activation."""
+    """A layer and what follows it up to its activation: batch norm, addends."""
 
     name: str
     geometry: Geometry
@@ -59,7 +59,7 @@ class Site:
 @dataclass(frozen=True, kw_only=True)
 class Survey:
     """One observed run: every layer that counts, in order of execution; the sites, in the order to solve them; and why
-    the rest are none.
+    the other layers are skipped.
 
     The order to solve is that of execution, except that a convolution on a shortcut comes before the layer it is
     added to, so that the latter is fitted to the shortcut as it will be.
@@ -75,7 +75,7 @@ class Survey:
         return sum(layer.macs for layer in self.layers)
 
     def counted_as(self, real: Mapping[str, int]) -> Survey:
-        """With the MACs of layers as they are ``real``: a detector has more boxes to look at than were surveyed."""
+        """With the ``real`` MACs of layers: a detector looks at more boxes than the survey did."""
         factors = {layer.name: real[layer.name] / layer.macs for layer in self.layers if real.get(layer.name)}
         return replace(
             self,
@@ -84,7 +84,7 @@ class Survey:
         )
 
     def within(self, part: str) -> Survey:
-        """What lies in the module at path ``part``; the rest is neither counted nor changed."""
+        """The layers in the module at path ``part``; the others are neither counted nor changed."""
         inside = [layer for layer in self.layers if f"{layer.name}.".startswith(f"{part}.")]
         names = {layer.name for layer in inside}
         outside = {layer.name: reasons.OUTSIDE for layer in self.layers if layer.name not in names}
@@ -98,18 +98,18 @@ class Survey:
 
 def apply_skip(
     skip: Collection[str] | None,
-    found: Survey,
+    survey: Survey,
     sites: dict[str, Site],
     skipped: dict[str, str],
     *,
     named: Collection[str],
 ) -> None:
     """Move the layers of ``skip`` from ``sites`` to ``skipped``; None means the first convolution, unless ``named``."""
-    known = [layer.name for layer in found.layers]
+    known = [layer.name for layer in survey.layers]
     if skip is None:
-        if found.first in sites and found.first not in named:
-            del sites[found.first]
-            skipped[found.first] = reasons.FIRST
+        if survey.first in sites and survey.first not in named:
+            del sites[survey.first]
+            skipped[survey.first] = reasons.FIRST
         return
     for name in skip:
         if name not in known and name not in skipped:
@@ -118,9 +118,9 @@ def apply_skip(
             skipped[name] = reasons.ASKED
 
 
-def in_order(skipped: dict[str, str], found: Survey) -> dict[str, str]:
-    """By order of execution, layers that did not run last."""
-    order = {layer.name: number for number, layer in enumerate(found.layers)}
+def in_order(skipped: dict[str, str], survey: Survey) -> dict[str, str]:
+    """In order of execution; layers that did not run come last."""
+    order = {layer.name: number for number, layer in enumerate(survey.layers)}
     return dict(sorted(skipped.items(), key=lambda item: order.get(item[0], len(order))))
 
 

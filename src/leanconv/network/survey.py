@@ -21,7 +21,7 @@ from leanconv.network.sites import Layer, Site, Survey
 
 
 def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "conv") -> Survey:
-    """Run ``model`` (in eval mode) once on ``sample`` and say what it is made of.
+    """Run ``model`` (in eval mode) once on ``sample`` and list its layers and sites.
 
     MACs and sizes are those of one image of this sample. ``layers="all"`` counts Linear layers too.
     """
@@ -34,55 +34,55 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
         if isinstance(module, LAYERS) and (layers == "all" or kind_of(module).over_a_map)
     }
     hooked = {name for name, module in counted.items() if has_hooks(module)}
-    with recording(model) as tape:
-        tape.finish(model(sample))
+    with recording(model) as recorded:
+        recorded.finish(model(sample))
 
-    calls = Counter(event.name for event in tape.events if event.kind in ("layer", "batch_norm"))
-    together = _together(tape.events)
+    calls = Counter(event.name for event in recorded.events if event.kind in ("layer", "batch_norm"))
+    parallel = _parallel_calls(recorded.events)
     consumers: dict[Key, list[Event]] = defaultdict(list)
-    for event in tape.events:
+    for event in recorded.events:
         for key in set(event.inputs):
             consumers[key].append(event)
     owners = _weight_owners(model)
 
-    seen: dict[str, Layer] = {}
-    sites: list[_Found] = []
+    described: dict[str, Layer] = {}
+    sites: list[_Candidate] = []
     skipped: dict[str, str] = {}
-    for event in tape.events:
+    for event in recorded.events:
         if event.kind == "call":
-            seen[event.name] = _describe_call(event, batch)
+            described[event.name] = _describe_call(event, batch)
             skipped[event.name] = reasons.FUNCTION
         if event.kind != "layer" or event.name not in counted:
             continue
         module = counted[event.name]
-        if event.name in seen:  # a second call costs again
-            first = seen[event.name]
-            seen[event.name] = replace(first, macs=first.macs + _describe(event, module, batch).macs)
+        if event.name in described:  # a second call costs again
+            first = described[event.name]
+            described[event.name] = replace(first, macs=first.macs + _describe(event, module, batch).macs)
             continue
-        seen[event.name] = _describe(event, module, batch)
-        again = calls[event.name] > 1 and event.name not in together
+        described[event.name] = _describe(event, module, batch)
+        again = calls[event.name] > 1 and event.name not in parallel
         reason = _refusal(module, event.name in hooked, again, owners)
         plain = None if reason else plain_form(module, event.in_shape[2:])
-        found = None
+        candidate = None
         if plain:
-            parts = [
-                _find_site(part, plain.geometry, consumers, calls, batch, len(sites))
-                for part in together.get(event.name, [event])
+            runs = [
+                _candidate(run, plain.geometry, consumers, calls, batch, len(sites))
+                for run in parallel.get(event.name, [event])
             ]
-            found = parts[0] if len(parts) == 1 else _one_site(parts)
-        if found:
-            sites.append(found)
+            candidate = runs[0] if len(runs) == 1 else _merge_calls(runs)
+        if candidate:
+            sites.append(candidate)
         else:
             skipped[event.name] = reason or (reasons.USED_AGAIN if plain else reasons.CUSTOM)
     for name in counted:
-        if name not in seen:
+        if name not in described:
             skipped[name] = reasons.UNUSED
-    first_convolution = next((name for name in seen if name not in counted or kind_of(counted[name]).over_a_map), None)
+    convolutions = (name for name in described if name not in counted or kind_of(counted[name]).over_a_map)
     return Survey(
-        layers=tuple(seen.values()),
-        sites=_arrange(sites, tape.events),
+        layers=tuple(described.values()),
+        sites=_arrange(sites, recorded.events),
         skipped=skipped,
-        first=first_convolution,
+        first=next(convolutions, None),
     )
 
 
@@ -101,10 +101,10 @@ def _weight_owners(model: nn.Module) -> Counter[int]:
     )
 
 
-def _together(events: list[Event]) -> dict[str, list[Event]]:
-    """Layers that run several times, on inputs that are all there before the first of them: the maps of a pyramid, not
-    what came of an earlier run."""
-    made = {key: number for number, event in enumerate(events) for key in event.outputs}
+def _parallel_calls(events: list[Event]) -> dict[str, list[Event]]:
+    """The calls of layers that run several times, where every input exists before the first call: the maps of a
+    pyramid, and not the output of an earlier call."""
+    made_at = {key: number for number, event in enumerate(events) for key in event.outputs}
     runs: dict[str, list[int]] = defaultdict(list)
     for number, event in enumerate(events):
         if event.kind == "layer":
@@ -113,22 +113,22 @@ def _together(events: list[Event]) -> dict[str, list[Event]]:
         name: [events[number] for number in numbers]
         for name, numbers in runs.items()
         if len(numbers) > 1
-        and all(events[n].inputs and made.get(events[n].inputs[0], -1) < numbers[0] for n in numbers)
+        and all(events[n].inputs and made_at.get(events[n].inputs[0], -1) < numbers[0] for n in numbers)
     }
 
 
-def _one_site(parts: list[_Found]) -> _Found | None:
-    """Of the calls of one layer; None where they cannot be fitted as one."""
-    first = parts[0]
-    if any(part.site.adds or part.site.batch_norm for part in parts):
+def _merge_calls(calls: list[_Candidate]) -> _Candidate | None:
+    """One site of all calls of a layer; None where they cannot be fitted together."""
+    first = calls[0]
+    if any(call.site.adds or call.site.batch_norm for call in calls):
         return None
-    same = all(part.site.activation.same_as(first.site.activation) for part in parts)
+    same = all(call.site.activation.same_as(first.site.activation) for call in calls)
     site = replace(
         first.site,
-        cost=sum((part.site.cost for part in parts[1:]), first.site.cost),
+        cost=sum((call.site.cost for call in calls[1:]), first.site.cost),
         activation=first.site.activation if same else ActivationSpec(note="different activations follow its calls"),
         feeds=None,
-        calls=len(parts),
+        calls=len(calls),
     )
     return replace(first, site=site)
 
@@ -191,9 +191,9 @@ def _describe_call(event: Event, batch: int) -> Layer:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A site with what decides its place among its neighbours: the key of its input, of its response, and of the
-    tensors added to it."""
+class _Candidate:
+    """A site and what decides when it is solved: the keys of its input, of its response, and of the tensors added to
+    the response."""
 
     site: Site
     input: Key | None
@@ -201,14 +201,14 @@ class _Found:
     addends: tuple[Key, ...]
 
 
-def _find_site(
+def _candidate(
     event: Event,
     geometry: Geometry,
     consumers: dict[Key, list[Event]],
     calls: Counter[str],
     batch: int,
     index: int,
-) -> _Found:
+) -> _Candidate:
     kind = KINDS[geometry.kind]
     in_size, out_size, repeats = kind.sizes(event.in_shape, event.out_shape, batch)
     # Batch norm and PReLU's slopes act on axis 1, which a Linear layer's filters lie on where its rows are flat.
@@ -244,32 +244,32 @@ def _find_site(
         index=index,
         feeds=feeds,
     )
-    return _Found(site, event.inputs[0] if event.inputs else None, tail.outputs[0], tuple(addends))
+    return _Candidate(site, event.inputs[0] if event.inputs else None, tail.outputs[0], tuple(addends))
 
 
-def _arrange(found: list[_Found], events: list[Event]) -> tuple[Site, ...]:
-    """Settle who answers for a sum, and the order to solve in.
+def _arrange(candidates: list[_Candidate], events: list[Event]) -> tuple[Site, ...]:
+    """Choose the site that is fitted to each sum, and the order to solve in.
 
     Where several sites are added up, one is fitted with the others as its addends: the deepest, whose own input was
-    made last. The others are plain linear sites and come before it.
+    made last. The others are fitted linearly, without addends, and are solved before it.
     """
-    made = {key: number for number, event in enumerate(events) for key in event.outputs}
-    by_response = {item.response: item for item in found}
+    made_at = {key: number for number, event in enumerate(events) for key in event.outputs}
+    by_response = {item.response: item for item in candidates}
     order: list[Site] = []
-    waiting: dict[str, list[Site]] = {}  # sites that wait for a later one
+    waiting: dict[str, list[Site]] = {}  # by the name of the later site they wait for
 
-    def place(site: Site) -> None:
+    def append(site: Site) -> None:
         order.append(site)
         for other in waiting.pop(site.name, []):
-            place(other)
+            append(other)
 
-    def depth(item: _Found) -> int:
-        return made.get(item.input, -1) if item.input is not None else -1
+    def depth(item: _Candidate) -> int:
+        return made_at.get(item.input, -1) if item.input is not None else -1
 
-    for item in found:
+    for item in candidates:
         site = item.site
         partners = [by_response[key] for key in item.addends if key in by_response]
-        # Equal depth (two convolutions of one tensor added up): the one that runs last answers.
+        # Equal depth (two convolutions of one tensor added up): the one that runs last is fitted to the sum.
         if any((depth(other), other.site.index) > (depth(item), site.index) for other in partners):
             site = replace(site, adds=0, activation=ActivationSpec())
         else:
@@ -277,12 +277,12 @@ def _arrange(found: list[_Found], events: list[Event]) -> tuple[Site, ...]:
             if later:
                 waiting.setdefault(max(later, key=lambda other: other.index).name, []).append(site)
                 continue
-        place(site)
+        append(site)
     return tuple(order)
 
 
 def _only_consumer(event: Event, consumers: dict[Key, list[Event]]) -> Event | None:
     if len(event.outputs) != 1:
         return None
-    found = consumers.get(event.outputs[0], [])
-    return found[0] if len(found) == 1 else None
+    events = consumers.get(event.outputs[0], [])
+    return events[0] if len(events) == 1 else None

@@ -36,7 +36,7 @@ def check_model(model: Any) -> None:
         if tensor.is_meta:
             raise LeanconvError(f"layer {layer!r} is on the meta device and has no values; load the weights first.")
     real = {name: tensor for name, tensor in named if tensor.is_floating_point() and tensor.layout == torch.strided}
-    # All at once first: a GPU would be asked twice for every tensor otherwise.
+    # All at once first: every question to a GPU takes time.
     if bool(torch.isfinite(get_total_norm(list(real.values()), math.inf))):
         return
     for name, tensor in real.items():
@@ -51,7 +51,7 @@ def check_model(model: Any) -> None:
 
 
 def model_failed(error: Exception, batch: Any) -> LeanconvError:
-    """The user's network refused a batch: say what it was given and what it said."""
+    """An error of the user's network on a batch, with the shape of the batch and the message."""
     shapes = [tuple(tensor.shape) for tensor in tensors(batch)][:3]
     shape = shapes[0] if isinstance(batch, Tensor) else shapes
     said = " ".join(str(error).split())[:300]
@@ -78,7 +78,7 @@ def parse_device(device: torch.device | str) -> torch.device:
 
 def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
     """A copy; with ``share``, of the modules only: parameters and buffers are the same tensors."""
-    # torch copies no tensor that has a history, such as the weight an older weight_norm keeps: a plain copy will do.
+    # torch does not copy a tensor with a gradient history, such as the weight an older weight_norm keeps: detach it.
     computed = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
     plain: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed if not tensor.is_leaf}
     if share:

@@ -1,5 +1,5 @@
-"""A saved folder as one self-contained HTML page: ``facts`` gathers data, ``page`` draws it, ``write`` puts it down."""
+"""Saved folders as one self-contained HTML page: ``facts`` gathers data, ``render`` draws it and writes the file."""
 
-from leanconv.report.write import REPORT, check_report, write_report
+from leanconv.report.render import COMPARISON, REPORT, check_comparison, check_report, write_comparison, write_report
 
-__all__ = ["REPORT", "check_report", "write_report"]
+__all__ = ["COMPARISON", "REPORT", "check_comparison", "check_report", "write_comparison", "write_report"]

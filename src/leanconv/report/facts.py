@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from leanconv.errors import LeanconvError
+from leanconv.forms import RESPONSES
 from leanconv.forms.replace import Change
 from leanconv.ranks import KeptSpectra
-from leanconv.report.measured import Accuracy, Times, accuracy_of, times_of
-from leanconv.report.repeat import at_another_speedup, original_of, repeat, weights_of
+from leanconv.report.measured import Accuracy, Timed, Times, accuracy_of, times_of
+from leanconv.report.repeat import UNKNOWN, at_another_speedup, original_of, original_options, repeat
 from leanconv.storage.folder import DESCRIPTION, read_description, read_spectra
 from leanconv.storage.records import read_record
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFacts:
-    """A layer that counts. ``scheme`` is None where it was left alone; then only MACs and the reason are known.
+    """A layer that counts. ``scheme`` is None where it was not replaced; then only MACs and the reason are known.
 
-    ``limits`` are the full ranks that ``ranks`` were chosen from; ``filters_energy`` is that of the d'' of 3d.
+    ``limits`` are the full ranks that ``ranks`` were chosen from, ``kinds`` what they are ranks of; ``responses`` and
+    ``filters`` are the shares of energy that the ranks keep of each.
     """
 
     name: str
@@ -28,20 +31,35 @@ class LayerFacts:
     scheme: str | None = None
     ranks: tuple[int, ...] = ()
     limits: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()
     energy: float | None = None
-    filters_energy: float | None = None
+    filters: float | None = None
     error: float | None = None
     reason: str | None = None
+
+    @property
+    def responses(self) -> float | None:
+        return self.energy if RESPONSES.name in self.kinds or not self.kinds else None
+
+    @property
+    def label(self) -> str:
+        """The form and its ranks."""
+        return form_label(self.scheme, self.ranks)
+
+
+def form_label(scheme: str | None, ranks: tuple[int, ...]) -> str:
+    return "not replaced" if scheme is None else f"{scheme} {' × '.join(map(str, ranks))}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that the page says about a saved folder."""
+    """All that a page says about a saved folder."""
 
     folder: str
     network: str
     original: str  # what the command line calls the network before, or MODEL
-    weights: str | None  # and its --weights
+    source: str  # the same, or the name of its class
+    original_options: tuple[str, ...]  # --weights and the like of the original
     macs_before: int
     macs_after: int
     parameters_before: int
@@ -68,34 +86,60 @@ class Facts:
     def accelerated(self) -> list[LayerFacts]:
         return [layer for layer in self.layers if layer.scheme is not None]
 
+    @property
+    def errors(self) -> dict[str, float]:
+        """Of the layers when they were solved, before any fine-tuning."""
+        return {layer.name: layer.error for layer in self.accelerated if layer.error is not None}
+
+    @property
+    def mean_error(self) -> float:
+        return sum(self.errors.values()) / len(self.errors) if self.errors else math.nan
+
+    @property
+    def max_error(self) -> float:
+        return max(self.errors.values(), default=math.nan)
+
+    @property
+    def measurements(self) -> list[Timed]:
+        return self.times.measurements if self.times else []
+
+    def to_json(self) -> dict[str, Any]:
+        """One of several results, as ``leanconv compare --json`` prints it."""
+        same = ("folder", "source", "original", "macs_before", "macs_after", "parameters_before", "parameters_after")
+        return {
+            **{name: getattr(self, name) for name in (*same, "mean_error", "max_error", "speedup")},
+            "scheme": self.options["scheme"],
+            "tuned": self.tuned is not None,
+            "accuracy": None if self.accuracy is None else asdict(self.accuracy),
+            "times": [asdict(timed) for timed in self.measurements],
+        }
+
 
 def facts_of(folder: Path) -> Facts:
-    """The facts of a folder that ``save`` wrote, with what ``--record`` put beside it. The network is not loaded."""
+    """The facts of a folder that ``save`` wrote, with what ``--record`` added to it. The network is not loaded."""
     data = read_description(folder)
     spectra = read_spectra(folder, data)
     bench, evaluation = read_record(folder, "bench"), read_record(folder, "evaluation")
+    same = ("macs_before", "macs_after", "parameters_before", "parameters_after", "images", "options", "seconds")
     try:
         skipped: dict[str, list[str]] = {}
         for name, reason in data["skipped"].items():
             skipped.setdefault(reason, []).append(name)
-        source = data["source"]
+        original, training = original_of(data), data.get("training")
         return Facts(
             folder=str(folder),
-            network=_short(source),
-            original=original_of(data),
-            weights=weights_of(data),
-            **{
-                key: data[key]
-                for key in ("macs_before", "macs_after", "parameters_before", "parameters_after", "images", "options")
-            },
+            network=_short(data["source"]),
+            original=original,
+            source=data["source"]["name"] if original == UNKNOWN else original,
+            original_options=tuple(original_options(data.get("command") or [])),
+            **{name: data[name] for name in same},
             layers=_layers(data, spectra),
             skipped=skipped,
             repeat=repeat(data),
             another=at_another_speedup(data),
             typed=data.get("command") is not None,
             versions=data["made_with"],
-            seconds=data["seconds"],
-            tuned=_tuned(data),
+            tuned=None if training is None else {**training["settings"], "distilled": training["distilled"]},
             times=None if bench is None else times_of(bench, folder),
             accuracy=None if evaluation is None else accuracy_of(evaluation, folder),
             spectra=spectra,
@@ -107,44 +151,36 @@ def facts_of(folder: Path) -> Facts:
 
 
 def _layers(data: dict[str, Any], spectra: KeptSpectra | None) -> list[LayerFacts]:
-    """Every layer that counts, in the order they run. Without spectra the MACs of those left alone are known together
-    only; they are one entry then."""
+    """Every layer that counts, in the order they run. Without spectra the MACs of those that were not replaced are
+    known together only; they are one entry then."""
     changes = {change["name"]: Change.from_json(change) for change in data["changes"]}
     done = {layer["name"]: _accelerated(layer, changes[layer["name"]], spectra) for layer in data["layers"]}
     if spectra is not None:
-        alone = {
+        dense = {
             name: LayerFacts(name=name, macs_before=macs, macs_after=macs, reason=data["skipped"].get(name))
             for name, macs in spectra.counted.items()
         }
-        return [done.get(name) or alone[name] for name in spectra.counted]
+        return [done.get(name) or dense[name] for name in spectra.counted]
     rest = data["macs_before"] - sum(layer.macs_before for layer in done.values())
     if not rest:
         return list(done.values())
-    return [LayerFacts(name="layers left alone", macs_before=rest, macs_after=rest), *done.values()]
+    return [LayerFacts(name="layers not replaced", macs_before=rest, macs_after=rest), *done.values()]
 
 
 def _accelerated(layer: dict[str, Any], change: Change, spectra: KeptSpectra | None) -> LayerFacts:
-    g, scheme, ranks = change.geometry, layer["scheme"], tuple(layer["ranks"])
-    limits = {
-        "channel": (g.channel_limit,),
-        "spatial": (g.spatial_limit,),
-        "3d": (g.spatial_limit, g.channel_limit),
-        "merged": (g.in_channels,),
-    }[scheme]
-    candidates = {} if spectra is None else {one.name: one for one in spectra.candidates}
-    filters = (
-        candidates[layer["name"]].spectra.get("spatial") if scheme == "3d" and layer["name"] in candidates else None
-    )
+    geometry, form, ranks = change.geometry, change.form, tuple(layer["ranks"])
+    known = next((one for one in (spectra.candidates if spectra else ()) if one.name == layer["name"]), None)
+    filters = layer["energy"] if form.axes and RESPONSES not in form.axes else None
+    for axis, rank in zip(form.axes, ranks, strict=False):
+        spectrum = None if known is None or axis is RESPONSES else known.spectrum(axis)
+        filters = filters if spectrum is None else spectrum.kept[rank]
     return LayerFacts(
-        name=layer["name"],
-        macs_before=layer["macs_before"],
-        macs_after=layer["macs_after"],
-        scheme=scheme,
+        **{name: layer[name] for name in ("name", "macs_before", "macs_after", "scheme", "energy", "error")},
         ranks=ranks,
-        limits=limits,
-        energy=layer["energy"],
-        filters_energy=None if filters is None else filters.kept[ranks[0]],
-        error=layer["error"],
+        # A layer that is only merged has the d' of the one before it, of as many input channels.
+        limits=form.limits(geometry) or (geometry.in_channels,),
+        kinds=tuple(axis.name for axis in form.axes),
+        filters=filters,
     )
 
 
@@ -153,8 +189,3 @@ def _short(source: dict[str, Any]) -> str:
     name: str = source["name"]
     plain = source["library"] == "other" and ":" not in name and "/" not in name
     return name.rpartition(".")[2] if plain else name
-
-
-def _tuned(data: dict[str, Any]) -> dict[str, Any] | None:
-    training = data.get("training")
-    return None if training is None else {**training["settings"], "distilled": training["distilled"]}

@@ -1,4 +1,4 @@
-"""What ``bench --record`` and ``evaluate --record`` left in a folder, in one form for every kind of network."""
+"""What ``bench --record`` and ``evaluate --record`` left in a folder, as one type for every kind of network."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
-    """Both networks on one runtime at one batch size, milliseconds of a call."""
+class BeforeAfter:
+    """Milliseconds of a batch."""
 
-    runtime: str
     batch: int
     before: Interval
     after: Interval
@@ -31,16 +30,26 @@ class Timed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerTimed:
-    """A layer before and after, milliseconds of a batch."""
+class Timed(BeforeAfter):
+    """Both networks in one setting. ``device`` is the name of the GPU, or of the CPU."""
 
+    runtime: str
+    threads: int
+    device: str
+    gpu: bool
+    dtype: str
+    size: str  # of the input
+
+    @property
+    def setting(self) -> str:
+        threads = "GPU" if self.gpu else f"{self.threads} thread{'' if self.threads == 1 else 's'}"
+        return f"{self.runtime}, batch {self.batch}, {threads}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTimed(BeforeAfter):
     name: str
-    batch: int
     macs_ratio: float
-    before: Interval
-    after: Interval
-    ratio: Interval
-    noisy: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +64,8 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A measure as shares; ``original`` and what is lost are None where the accelerated network was judged alone, the
-    ``interval`` of the loss where the measure has none."""
+    """A measure as shares; ``original`` and what is lost are None where the accelerated network was measured alone,
+    the ``interval`` of the loss where the measure has none."""
 
     label: str
     value: float
@@ -71,77 +80,79 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    scores: list[Score]  # what counts most first
+    """``options`` of ``leanconv evaluate`` say what it was measured on."""
+
+    scores: list[Score]  # the most important first
     images: int
     data: str
     agreement: float | None
+    options: tuple[str, ...]
 
 
 def times_of(data: dict[str, Any], folder: Path) -> Times | None:
     """Of ``bench.json``; None where one network was timed alone, which says nothing about speed-up."""
     try:
-        batches = {one["batch"] for one in data["layers"]}
-        machine, threads = data["machine"], data["machine"]["threads"]
-        where = machine["gpu"] or f"{machine['cpu']}, {threads} thread{'' if threads == 1 else 's'}"
-        conditions = data["conditions"]
-        found = Times(
-            measurements=[
-                Timed(
-                    runtime=one["runtime"],
-                    batch=one["batch"],
-                    **_pair(*one["networks"].values()),
-                    ratio=Interval(**one["ratio"]),
-                )
-                for one in data["measurements"]
-                if one["ratio"] is not None
-            ],
-            layers=[
-                LayerTimed(
-                    name=one["name"],
-                    batch=one["batch"],
-                    macs_ratio=one["macs_ratio"],
-                    **_pair(one["before"], one["after"]),
-                    ratio=Interval(**one["time_ratio"]),
-                )
-                for one in data["layers"]
-                if one["batch"] == min(batches)
-            ],
-            machine=f"{where}, torch {machine['torch']}, {conditions['dtype']}, {conditions['input']}",
-            notes=list(data["notes"]),
-        )
+        machine, conditions = data["machine"], data["conditions"]
+        gpu, threads = machine["gpu"], machine["threads"]
+        setting = {"threads": threads, "device": gpu or machine["cpu"], "gpu": gpu is not None}
+        setting |= {"dtype": conditions["dtype"], "size": conditions["input"]}
+        measurements = [
+            Timed(runtime=one["runtime"], **setting, **_before_after(one, list(one["networks"].values()), one["ratio"]))
+            for one in data["measurements"]
+            if one["ratio"] is not None
+        ]
+        smallest = min((one["batch"] for one in data["layers"]), default=None)
+        layers = [
+            LayerTimed(
+                name=one["name"],
+                macs_ratio=one["macs_ratio"],
+                **_before_after(one, [one["before"], one["after"]], one["time_ratio"]),
+            )
+            for one in data["layers"]
+            if one["batch"] == smallest
+        ]
+        where = gpu or f"{machine['cpu']}, {threads} thread{'' if threads == 1 else 's'}"
+        where = f"{where}, torch {machine['torch']}, {conditions['dtype']}, {conditions['input']}"
+        notes = list(data["notes"])
     except (KeyError, TypeError, ValueError) as error:
         raise _garbled(folder / "bench.json", error, "bench") from None
-    return found if found.measurements else None
+    return Times(measurements=measurements, layers=layers, machine=where, notes=notes) if measurements else None
 
 
-def _pair(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    def interval(one: dict[str, Any]) -> Interval:
-        return Interval(value=one["median_ms"], low=one["low_ms"], high=one["high_ms"])
-
-    return {"before": interval(before), "after": interval(after), "noisy": before["noisy"] or after["noisy"]}
+def _before_after(one: dict[str, Any], networks: list[dict[str, Any]], ratio: dict[str, Any]) -> dict[str, Any]:
+    before, after = (Interval(value=net["median_ms"], low=net["low_ms"], high=net["high_ms"]) for net in networks)
+    noisy = any(net["noisy"] for net in networks)
+    return {"batch": one["batch"], "before": before, "after": after, "ratio": Interval(**ratio), "noisy": noisy}
 
 
 def accuracy_of(data: dict[str, Any], folder: Path) -> Accuracy:
-    """Of ``evaluation.json``: of a classifier or a detector, alone or beside the original."""
+    """Of ``evaluation.json``: of a classifier or a detector, alone or together with the original."""
+    usual = {"views": 1, "split": None, "metric": "voc"}
     try:
         if "map" in data:
             scores = [_score(f"mAP ({data['metric']})", data["map"])]
         else:
             scores = [_score("top-1", data["top1"]), _score("top-5", data["top5"])]
-        return Accuracy(scores=scores, images=data["images"], data=str(data["data"]), agreement=data.get("agreement"))
+        options = ["--data", str(data["data"])]
+        for key, value in usual.items():
+            options += [f"--{key}", str(data[key])] if data.get(key, value) != value else []
+        return Accuracy(
+            scores=scores,
+            images=data["images"],
+            data=str(data["data"]),
+            agreement=data.get("agreement"),
+            options=tuple(options),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise _garbled(folder / "evaluation.json", error, "evaluate") from None
 
 
-def _score(label: str, found: Any) -> Score:
-    if not isinstance(found, dict):
-        return Score(label=label, value=float(found))
-    interval = None
-    if "low" in found:
-        interval = Interval(value=found["increase"], low=found["low"], high=found["high"])
-    return Score(
-        label=label, value=found["other"], original=found["original"], lost=found["increase"], interval=interval
-    )
+def _score(label: str, data: Any) -> Score:
+    if not isinstance(data, dict):
+        return Score(label=label, value=float(data))
+    lost = data["increase"]
+    interval = Interval(value=lost, low=data["low"], high=data["high"]) if "low" in data else None
+    return Score(label=label, value=data["other"], original=data["original"], lost=lost, interval=interval)
 
 
 def _garbled(path: Path, error: Exception, command: str) -> LeanconvError:

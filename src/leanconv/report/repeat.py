@@ -12,6 +12,8 @@ from leanconv.config import Options
 
 # What a command shows in place of a network that leanconv cannot name.
 UNKNOWN = "MODEL"
+# Options of accelerate that say which weights the original has.
+OF_ORIGINAL = ("--weights", "--num-classes")
 # Options that go with --ranks latency only.
 BY_TIME = ("--latency", "--runtime", "--threads", "--dtype")
 
@@ -20,12 +22,13 @@ def repeat(data: dict[str, Any]) -> str:
     """``data``: the content of leanconv.json."""
     if data.get("command") is not None:
         return shlex.join(data["command"])
-    usual = Options.check().to_json()
+    defaults = Options.check().to_json()
     # Through the options: a folder may be from before one of them was there.
-    kept = Options.from_json(data["options"]).to_json()
-    given = {key: value for key, value in kept.items() if value is not None}
-    told = [f"{key}={value!r}" for key, value in given.items() if key in ("speedup", "scheme") or value != usual[key]]
-    return f"leanconv.accelerate(model, images, {', '.join(told)})"
+    values = {key: value for key, value in Options.from_json(data["options"]).to_json().items() if value is not None}
+    arguments = [
+        f"{key}={value!r}" for key, value in values.items() if key in ("speedup", "scheme") or value != defaults[key]
+    ]
+    return f"leanconv.accelerate(model, images, {', '.join(arguments)})"
 
 
 def original_of(data: dict[str, Any]) -> str:
@@ -42,14 +45,16 @@ def original_of(data: dict[str, Any]) -> str:
     return name if source["library"] == "torchvision" else f"{source['library']}:{name}"
 
 
-def weights_of(data: dict[str, Any]) -> str | None:
-    """The --weights of the original, where it was given some."""
-    for word, following in itertools.pairwise([*(data.get("command") or []), ""]):
-        if word == "--weights":
-            return str(following)
-        if word.startswith("--weights="):
-            return str(word.removeprefix("--weights="))
-    return None
+def original_options(command: list[str]) -> list[str]:
+    """The options of ``command`` that say which weights the original has."""
+    options = []
+    for name in OF_ORIGINAL:
+        for word, following in itertools.pairwise([*command, ""]):
+            if word == name:
+                options += [name, following]
+            elif word.startswith(f"{name}="):
+                options += [name, word.removeprefix(f"{name}=")]
+    return options
 
 
 def plain_name(folder: str) -> str:

@@ -195,6 +195,27 @@ def _tanh(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return t, g, -2 * t * g
 
 
+def _mish(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    s, t = torch.sigmoid(z), torch.tanh(F.softplus(z))
+    slope_of_t = (1 - t.square()) * s
+    return z * t, t + z * slope_of_t, slope_of_t * (2 + z * (1 - s - 2 * t * s))
+
+
+def _softplus(beta: float, threshold: float) -> Smooth:
+    """log(1 + exp(beta y)) / beta, and y itself above threshold / beta."""
+
+    def derivatives(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s = torch.sigmoid(beta * z)
+        above = beta * z > threshold
+        slope = torch.where(above, torch.ones_like(z), s)
+        bend = torch.where(above, torch.zeros_like(z), beta * s * (1 - s))
+        return F.softplus(z, beta, threshold), slope, bend
+
+    # It falls there by log(1 + exp(-threshold)) / beta, which is less than rounding for all but small thresholds.
+    cuts = (threshold / beta,) if threshold < NO_JUMP else ()
+    return Smooth(lambda y: F.softplus(y, beta, threshold), derivatives, cuts)
+
+
 def _elu(alpha: float) -> Smooth:
     def derivatives(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         tail = alpha * torch.exp(z.clamp_max(0.0))
@@ -226,9 +247,11 @@ def _number(value: Parameter) -> float:
     return float(value)
 
 
+# Softplus thresholds from which its jump is lost in float32.
+NO_JUMP = 15.0
 _AROUND_DIP = (0.0, -0.2, -0.5, -1.0, -1.7, -2.4, -2.9, -4.0)
 
-# Cuts are where the slope is zero (the dip of SiLU, GELU and Hardswish) or jumps.
+# Cuts are where the slope is zero (the dip of SiLU, GELU, Hardswish and Mish) or jumps.
 _MAKERS: dict[str, Callable[[Mapping[str, Parameter]], Activation]] = {
     "identity": lambda p: PiecewiseLinear(_identity, [(-math.inf, math.inf, 1.0, 0.0)]),
     "relu": lambda p: Relu(),
@@ -243,6 +266,8 @@ _MAKERS: dict[str, Callable[[Mapping[str, Parameter]], Activation]] = {
     "elu": lambda p: _elu(_number(p.get("alpha", 1.0))),
     "sigmoid": lambda p: Smooth(torch.sigmoid, _sigmoid),
     "tanh": lambda p: Smooth(torch.tanh, _tanh),
+    "mish": lambda p: Smooth(F.mish, _mish, (-1.1924312,), _AROUND_DIP),
+    "softplus": lambda p: _softplus(_number(p.get("beta", 1.0)), _number(p.get("threshold", 20.0))),
 }
 
 NAMES = tuple(_MAKERS)
@@ -250,5 +275,5 @@ NAMES = tuple(_MAKERS)
 
 def activation(name: str, **parameters: Parameter) -> Activation:
     """The activation called ``name`` (one of ``NAMES``): leaky_relu(slope), prelu(slope: d), hardtanh(low, high),
-    elu(alpha), the others without parameters."""
+    elu(alpha), softplus(beta, threshold), the others without parameters."""
     return _MAKERS[name](parameters)

@@ -43,9 +43,10 @@ class ResponseSpace:
 
     @classmethod
     def behind(cls, inputs: Tensor, filters: Tensor, before: Tensor) -> ResponseSpace:
-        """Of ``filters`` (d x r x 1 x k) on ``inputs`` (n x (r k)): what r filters ``before`` give at k places."""
+        """Of ``filters`` (d x r x kernel of k places) on ``inputs`` (n x (r k)): what r filters ``before`` give at each
+        of the places."""
         scatter = before.flatten(1).to(torch.float64)
-        places = torch.eye(filters.shape[-1], dtype=torch.float64, device=filters.device)
+        places = torch.eye(filters[0, 0].numel(), dtype=torch.float64, device=filters.device)
         return cls(torch.kron(scatter @ scatter.T, places), filters.flatten(1).to(torch.float64), inputs)
 
     @classmethod

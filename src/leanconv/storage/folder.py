@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from leanconv._version import __version__
+from leanconv import __version__
 from leanconv.config import Options
 from leanconv.errors import LeanconvError, listing
 from leanconv.forms.replace import Change, replace

@@ -31,7 +31,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from leanconv._version import __version__
+from leanconv import __version__
 from leanconv.calibrate.batches import Batches
 from leanconv.config import Options
 from leanconv.errors import LeanconvError

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanconv._version import __version__
+from leanconv import __version__
 from leanconv.calibrate.processes import Team
 from leanconv.errors import LeanconvError, listing, whole
 from leanconv.network.user_model import check_model, copied, device_of, parse_device

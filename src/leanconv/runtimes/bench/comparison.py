@@ -1,4 +1,4 @@
-"""One or two networks, timed in every way that was asked for."""
+"""One or two networks, timed in every runtime and at every batch size that was asked for."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def _example(networks: Mapping[str, nn.Module], batch: int, shape: tuple[int, in
 
 
 def _macs(networks: Mapping[str, nn.Module], shape: tuple[int, int, int]) -> dict[str, int] | None:
-    """Of one image, also to see that the networks take it at all; None for detectors, whose boxes decide."""
+    """Of one image, also to see that the networks take it at all; None for detectors, where it depends on the boxes."""
     image = _example(networks, 1, shape)
-    found = {}
+    macs = {}
     for name, network in networks.items():
         plain = copied(network, share=True).eval()
         weight = next(plain.parameters(), torch.zeros(()))
@@ -134,12 +134,12 @@ def _macs(networks: Mapping[str, nn.Module], shape: tuple[int, int, int]) -> dic
                 if not isinstance(sample, Tensor):
                     plain(sample)
                     continue
-                found[name] = survey(plain, sample.to(weight.dtype), layers="all").macs
+                macs[name] = survey(plain, sample.to(weight.dtype), layers="all").macs
         except LeanconvError:
             raise
         except Exception as error:
             raise model_failed(error, sample) from error
-    return found or None
+    return macs or None
 
 
 def _measured(

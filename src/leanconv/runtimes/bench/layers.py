@@ -1,16 +1,17 @@
-"""Time of every replaced layer, before and after: where the saved multiply-accumulates became time and where not.
+"""Time of every replaced layer, before and after: where fewer multiply-accumulates saved time and where they did not.
 
-Each layer is run alone, on an input of the size and layout it had in its network. Timers around layers inside a running
-network would have to stop a GPU before and after every one, and could not take the old and the new layer in turns; run
-alone, both share the machine's moods, and their ratio has an interval. The caches are warmer than in the network.
+Each layer is run alone, on an input of the size and layout it had in its network. Timers inside a running network would
+have to stop a GPU before and after every layer, and could not run the old and the new layer in turns. Run in turns,
+both are slowed down alike by other work on the machine. The caches are warmer than in the network.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,14 +61,14 @@ def layer_times(
     finish: Callable[[], None] = lambda: None,
     step: Callable[[], None] = lambda: None,
 ) -> list[LayerTime]:
-    """Of every layer that differs, in the order they run; ``seconds`` are for all together. Both networks in eval mode,
-    where ``example`` is. A batch norm that was folded into the new layer counts as part of the old one."""
+    """Times of every layer that differs, in the order they run; ``seconds`` are for all together. Both networks are in
+    eval mode, on the device of ``example``. A folded batch norm is timed with the old layer."""
     names = replaced(original, accelerated)
     norms = {site.name: site.batch_norm for site in survey(original, example[:1], layers="all").sites}
     old_macs, new_macs = (_macs(network, example[:1], names) for network in (original, accelerated))
     old_inputs, new_inputs = (_inputs(network, example, names) for network in (original, accelerated))
-    found = []
-    for name in (one for one in old_inputs if new_inputs.get(one)):
+    layers = []
+    for name in (name for name in old_inputs if new_inputs.get(name)):
         norm = norms.get(name)
         before = [original.get_submodule(name)]
         if norm is not None and not isinstance(accelerated.get_submodule(norm), BATCH_NORMS):
@@ -77,7 +78,7 @@ def layer_times(
             "after": _running([accelerated.get_submodule(name)], new_inputs[name]),
         }
         times = interleaved(calls, seconds=seconds / len(names), finish=finish).times
-        found.append(
+        layers.append(
             LayerTime(
                 name=name,
                 macs_before=old_macs[name],
@@ -88,11 +89,11 @@ def layer_times(
             )
         )
         step()
-    return found
+    return layers
 
 
 def replaced(original: nn.Module, accelerated: nn.Module) -> list[str]:
-    """Paths at which one has a layer and the other has factors, or a layer of another shape."""
+    """Paths of layers that are factors, or of another shape, in ``accelerated``."""
     others = dict(accelerated.named_modules())
     names = []
     for name, module in original.named_modules():
@@ -105,51 +106,40 @@ def replaced(original: nn.Module, accelerated: nn.Module) -> list[str]:
 
 
 def _macs(network: nn.Module, image: Tensor, names: list[str]) -> dict[str, int]:
-    """Of each named layer or of all in it."""
+    """Of each named layer with all layers inside it."""
     layers = survey(network, image, layers="all").layers
-    return {name: sum(one.macs for one in layers if f"{one.name}.".startswith(f"{name}.")) for name in names}
+    return {name: sum(layer.macs for layer in layers if f"{layer.name}.".startswith(f"{name}.")) for name in names}
 
 
-# Size, strides, dtype of an input; the values do not matter for time, and keeping them could fill the memory.
+# Size, strides, dtype and device of an input. Its values do not matter for time, and could fill the memory.
 _Shape = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 def _inputs(network: nn.Module, example: Tensor, names: list[str]) -> dict[str, list[_Shape]]:
-    """What each named layer is given in one run, in the order of the first calls."""
-    seen: dict[str, list[_Shape]] = defaultdict(list)
+    """Inputs of each named layer in one run, in the order of the first calls."""
+    shapes: dict[str, list[_Shape]] = defaultdict(list)
 
-    def watcher(name: str) -> Callable[[nn.Module, Any], None]:
-        def watch(module: nn.Module, given: Any) -> None:
-            x: Tensor = given[0]
-            seen[name].append((x.shape, x.stride(), x.dtype, x.device))
+    def record(name: str, module: nn.Module, inputs: Any) -> None:
+        x: Tensor = inputs[0]
+        shapes[name].append((x.shape, x.stride(), x.dtype, x.device))
 
-        return watch
-
-    with _watching({network.get_submodule(name): watcher(name) for name in names}):
+    with ExitStack() as hooks:
+        for name in names:
+            hooks.enter_context(network.get_submodule(name).register_forward_pre_hook(partial(record, name)))
         network(example)
-    return dict(seen)
-
-
-@contextmanager
-def _watching(hooks: dict[nn.Module, Callable[[nn.Module, Any], None]]) -> Iterator[None]:
-    handles = [module.register_forward_pre_hook(hook) for module, hook in hooks.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return dict(shapes)
 
 
 def _running(modules: list[nn.Module], shapes: list[_Shape]) -> Callable[[], None]:
-    given = []
-    for size, strides, dtype, device in shapes:
-        # 0 to 1, without the tiny numbers that some CPUs compute with much more slowly.
-        x = torch.empty_strided(size, strides, dtype=dtype, device=device).uniform_(0, 1)
-        given.append(x)
+    # 0 to 1, without the tiny numbers that some CPUs compute with much more slowly.
+    inputs = [
+        torch.empty_strided(size, strides, dtype=dtype, device=device).uniform_(0, 1)
+        for size, strides, dtype, device in shapes
+    ]
 
     def call() -> None:
         with torch.inference_mode():
-            for x in given:
+            for x in inputs:
                 for module in modules:
                     x = module(x)
 

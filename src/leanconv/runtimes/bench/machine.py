@@ -1,4 +1,4 @@
-"""What times depend on besides the network: the machine, its threads, and the versions of the libraries."""
+"""What times depend on beside the network: the machine, its threads, the versions of the libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leanconv.runtimes.runners import RUNTIMES
 
 def machine(device: torch.device, threads: int) -> dict[str, Any]:
     """The machine as it is now, as plain data."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "cpu": cpu_name(),
         "cores": cores(),
         "threads": threads,
@@ -28,17 +28,17 @@ def machine(device: torch.device, threads: int) -> dict[str, Any]:
     }
     for library in dict.fromkeys(library for runner in RUNTIMES.values() for library in runner.libraries):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[library] = importlib.metadata.version(library)
-    return found
+            facts[library] = importlib.metadata.version(library)
+    return facts
 
 
 def cores() -> int:
-    """Those this process may use, which in a container or under taskset are fewer than the machine has."""
+    """Cores this process may use; in a container or under taskset they are fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:
-    """As the maker calls it, where the system says so."""
+    """The maker's name of it, where the system knows that."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_leaves
 
 from leanconv.system.process_memory import quiet_collector
 
-# Rounds measured: at least, so that an interval means something; at most, beyond which it hardly narrows.
+# Least and most rounds measured: fewer make no interval, more hardly narrow it.
 LEAST, MOST = 5, 2000
 # Warm-up ends when the median of the last three rounds is no longer this much below that of the three before.
 WINDOW, FALL, WARM_UP = 3, 0.05, 30
-# The middle half of the times spans more than this share of the median: the word for it is noisy.
+# Times are noisy where their middle half spans more than this share of the median.
 NOISY = 0.1
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -86,10 +86,10 @@ def interleaved(
     clock: Callable[[], float] = time.perf_counter,
     seed: int = 0,
 ) -> Rounds:
-    """Call all of ``callables`` once a round, in an order drawn anew every round, for about ``seconds``.
+    """Call all of ``callables`` once a round, in a new random order every round, for about ``seconds``.
 
-    All share the machine's moods that way, and none always runs on the caches the same other one has left.
-    ``finish`` waits for what a call may have left running (a GPU); it is called before and within every timing.
+    So other work on the machine slows all of them down alike, and none always runs on the caches of the same other one.
+    ``finish`` waits for work a call has started (on a GPU); it is called before and within every timing.
     """
     order = list(callables)
     drawing = random.Random(seed)
@@ -121,7 +121,7 @@ def interleaved(
 
 
 def settled(times: Sequence[float]) -> bool:
-    """Whether the newest times no longer fall."""
+    """Whether the last times no longer fall."""
     if len(times) < 2 * WINDOW:
         return False
     before, last = np.median(times[-2 * WINDOW : -WINDOW]), np.median(times[-WINDOW:])
@@ -129,8 +129,7 @@ def settled(times: Sequence[float]) -> bool:
 
 
 def timing(times: Sequence[float], *, seed: int = 0) -> Timing:
-    """The statistics of one callable's times. The interval: rounds drawn anew with replacement, percentiles of the
-    medians."""
+    """The statistics of one callable's times. The interval is a bootstrap: percentiles of the medians of resamples."""
     values = np.asarray(times, dtype=np.float64)
     low, high = _middle(np.median(values[_draws(len(values), seed)], axis=1))
     median = float(np.median(values))
@@ -139,8 +138,8 @@ def timing(times: Sequence[float], *, seed: int = 0) -> Timing:
 
 
 def paired_ratio(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> Ratio:
-    """Median of ``first`` over median of ``second``. The interval draws whole rounds, both times of a round together:
-    what slowed the machine down for both cancels."""
+    """Median of ``first`` over median of ``second``. The bootstrap draws both times of a round together, so that what
+    slowed both down cancels."""
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     drawn = _draws(len(a), seed)
     low, high = _middle(np.median(a[drawn], axis=1) / np.median(b[drawn], axis=1))
@@ -187,7 +186,7 @@ def _bytes(tensors: list[Tensor]) -> int:
 
 
 class _Living(TorchDispatchMode):
-    """Bytes of the storages that operations made and that are still alive."""
+    """Bytes of the storages that operations have made and that are still alive."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
 from leanconv.runtimes.export.program import prepared, quiet, traced
-from leanconv.runtimes.export.trial import Failed, said, tensors
+from leanconv.runtimes.export.trial import Failed, error_text, tensors
 
 
 def prepare(model: nn.Module, example: Tensor, device: torch.device | None, check: bool) -> tuple[nn.Module, Tensor]:
@@ -38,5 +38,5 @@ def write(
     except OSError:
         raise
     except Exception as error:
-        raise Failed(f"AOTInductor does not compile it ({said(error)})") from error
+        raise Failed(f"AOTInductor does not compile it ({error_text(error)})") from error
     return lambda x: tensors(compiled(x))

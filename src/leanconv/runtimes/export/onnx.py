@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError, warn
 from leanconv.runtimes.export.program import prepared, quiet, traced
-from leanconv.runtimes.export.trial import Failed, said, tensors
+from leanconv.runtimes.export.trial import Failed, error_text, tensors
 from leanconv.runtimes.libraries import load
 
 # A protobuf message cannot be larger than 2 GB; what is larger keeps its weights in a second file beside it.
@@ -36,7 +36,7 @@ def write(
     try:
         onnx.checker.check_model(str(file))
     except Exception as error:
-        raise Failed(f"onnx.checker refuses the file ({said(error)})") from error
+        raise Failed(f"onnx.checker refuses the file ({error_text(error)})") from error
     header = onnx.load(str(file), load_external_data=False)
     actual = next(entry.version for entry in header.opset_import if entry.domain in ("", "ai.onnx"))
     if actual != opset:  # the exporter writes another one where it cannot translate
@@ -60,7 +60,7 @@ def _write(network: nn.Module, example: Tensor, free: dict[int, str], path: Path
     except OSError:
         raise
     except Exception as error:
-        raise Failed(f"torch.onnx does not take it with these axes ({said(error.__cause__ or error)})") from error
+        raise Failed(f"torch.onnx does not take it with these axes ({error_text(error.__cause__ or error)})") from error
 
 
 def _session(runtime: Any, path: Path) -> Any:
@@ -69,7 +69,7 @@ def _session(runtime: Any, path: Path) -> Any:
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise Failed(f"onnxruntime does not take the file ({said(error)})") from error
+        raise Failed(f"onnxruntime does not take the file ({error_text(error)})") from error
     (given,) = session.get_inputs()
 
     def answers(x: Tensor) -> list[Tensor]:

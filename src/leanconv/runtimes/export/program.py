@@ -1,4 +1,4 @@
-"""From a network to torch.export's program, with as many free axes as the network allows."""
+"""From a network to a checked file, with as many free axes as the network allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leanconv.errors import LeanconvError, warn, whole
 from leanconv.network.torchvision_detectors import kind_of
 from leanconv.network.user_model import check_model, copied, parse_device
 from leanconv.runtimes.export.formats import Exporter, Written
-from leanconv.runtimes.export.trial import Failed, compare, inputs, said, tensors
+from leanconv.runtimes.export.trial import Failed, compare, error_text, tensors, trial_inputs
 from leanconv.runtimes.libraries import load
 from leanconv.system.atomic_files import cannot_write, check_absent, part_beside
 
@@ -40,14 +40,14 @@ def write_file(
     for library in exporter.libraries:
         load(library, exporter.extra)
     options = (
-        {} if exporter.opset is None else {"opset": exporter.opset if opset is None else whole("opset", opset, 17)}
+        {} if exporter.opset is None else {"opset": whole("opset", exporter.opset if opset is None else opset, 17)}
     )
     place = None if device is None else parse_device(device)
     with new_file(path) as file:
         network, example = exporter.module.prepare(model, example, place, check)
 
         def attempt(free: dict[int, str]) -> Written:
-            tried = inputs(network, example, free) if check else []
+            tried = trial_inputs(network, example, free) if check else []
             answers = exporter.module.write(network, example, free, file, tried, **options)
             return Written(
                 path=path,
@@ -108,8 +108,8 @@ def prepared(
     except Exception as error:
         shape = " x ".join(map(str, example.shape))
         raise LeanconvError(
-            f"the network fails on an input of {shape} ({said(error)}); give an example of the size and channels it "
-            "takes."
+            f"the network fails on an input of {shape} ({error_text(error)}); give an example of the size and channels "
+            "it takes."
         ) from error
     if not any(bool(answer.any()) for answer in answers):
         warn("the network answers 0 whatever it is given, so the check says nothing; are its weights the trained ones?")
@@ -119,8 +119,8 @@ def prepared(
 def freest(
     example: Tensor, what: str, attempt: Callable[[dict[int, str]], T], *, batch: bool = True, sizes: bool = True
 ) -> T:
-    """The first of these that works: batch and sizes free, batch free, all fixed; without those that are not asked for.
-    Says in one line what had to be fixed."""
+    """The first of these that works: batch and sizes free, batch free, all fixed. Without ``batch`` or ``sizes`` those
+    are not tried. One warning says what had to be fixed."""
     names = SIZES.get(example.dim(), ()) if batch and sizes and example.is_floating_point() else ()
     first = {0: "batch"}
     forms = ([first | dict(enumerate(names, 2))] if names else []) + ([first] if batch else []) + [{}]
@@ -129,7 +129,7 @@ def freest(
     reason = None
     for free in forms:
         try:
-            found = attempt(free)
+            written = attempt(free)
         except Failed as error:
             reason = reason or error
             if not free:
@@ -137,8 +137,8 @@ def freest(
             continue
         if reason is not None:
             warn(f"{what} fixes {words[len(free)]}: {reason}.")
-        return found
-    raise AssertionError("the last form is the fixed one")
+        return written
+    raise AssertionError("the last try is the fixed one")
 
 
 def traced(model: nn.Module, example: Tensor, free: dict[int, str]) -> torch.export.ExportedProgram:
@@ -150,15 +150,14 @@ def traced(model: nn.Module, example: Tensor, free: dict[int, str]) -> torch.exp
         with quiet(), plain_attention():
             program = torch.export.export(model, (example,), dynamic_shapes=shapes)
     except Exception as error:
-        raise Failed(f"torch.export does not take it with {_listed(free)} ({said(error)})") from error
+        raise Failed(f"torch.export does not take it with {_listed(free)} ({error_text(error)})") from error
     _drop_stand_ins(program)
     return program
 
 
 def _drop_stand_ins(program: torch.export.ExportedProgram) -> None:
-    """A network may have asked a replaced layer for the weight it no longer has, and used its dtype alone. The stand-in
-    is not a number, which torch before 2.9 cannot write to a file. Nothing else goes: torch takes blocks that only
-    change something in place for dead code."""
+    """Remove the NaN weights of replaced layers, which a network may have asked for their dtype: torch before 2.9
+    cannot write NaN to a file. Nothing else is removed: to torch, blocks that only work in place are dead code."""
     # A block of the forward under torch.no_grad() is a graph in the graph.
     graphs = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     for module in graphs:
@@ -174,7 +173,7 @@ def _listed(free: dict[int, str]) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Exporters print graphs and advice to their own developers; what matters of it comes as an error."""
+    """Hide what exporters print for their own developers; what matters comes as an error."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -192,7 +191,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_attention() -> Iterator[None]:
-    """Attention in ordinary operations: torch's fast path in eval mode is one that no other runtime has."""
+    """Attention in ordinary operations: no other runtime has torch's fast path of eval mode."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

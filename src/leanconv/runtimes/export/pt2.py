@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.runtimes.export.program import prepared, quiet, traced
-from leanconv.runtimes.export.trial import Failed, compare, said, tensors
+from leanconv.runtimes.export.trial import Failed, compare, error_text, tensors
 
 # Python started with -I finds neither the user's files nor, with this, leanconv: what loads here loads in plain torch.
 ELSEWHERE = """
@@ -46,7 +46,7 @@ def write(
     except OSError:
         raise
     except Exception as error:
-        raise Failed(f"torch.export cannot save it ({said(error)})") from error
+        raise Failed(f"torch.export cannot save it ({error_text(error)})") from error
     answers = iter(_elsewhere(file, tried) if tried else [])
     return lambda x: next(answers)
 

@@ -1,4 +1,4 @@
-"""A file's answers against the network's: the inputs they are compared on, and by how much they differ."""
+"""The inputs a file is tried on, and how much its answers differ from the network's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-# Batches a file is tried with, and how much larger images are where sizes are free. Odd sizes show most of what is not
-# free after all; for networks that do not take them, those of a network that halves five times.
+# Batches a file is tried with, and how much larger images are where sizes are free. Odd sizes show most fixed axes;
+# networks that do not take them get sizes that can be halved five times.
 BATCHES = (1, 3)
 LARGER = ((37, 51, 23), (32, 64, 96))
 # Largest difference, relative to the largest answer.
@@ -18,10 +18,10 @@ CLOSE = 1e-4
 
 
 class Failed(Exception):
-    """This form of the network cannot be written or answers otherwise; another may do."""
+    """With these free axes the file cannot be written, or answers differently; with fewer it may be right."""
 
 
-def inputs(model: nn.Module, example: Tensor, free: dict[int, str]) -> list[Tensor]:
+def trial_inputs(model: nn.Module, example: Tensor, free: dict[int, str]) -> list[Tensor]:
     """``example``'s own shape; with a free batch two others; with free sizes also one of another height and width."""
     shape = list(example.shape)
     shapes = [[batch, *shape[1:]] for batch in BATCHES] if 0 in free else [shape]
@@ -46,7 +46,7 @@ def _of_another_size(model: nn.Module, example: Tensor, sizes: list[int], genera
             reason = error
         else:
             return other
-    raise Failed(f"the network itself fails on {' x '.join(map(str, shape))} ({said(reason)})")
+    raise Failed(f"the network itself fails on {' x '.join(map(str, shape))} ({error_text(reason)})")
 
 
 def _filled(example: Tensor, shape: list[int], generator: torch.Generator) -> Tensor:
@@ -56,35 +56,36 @@ def _filled(example: Tensor, shape: list[int], generator: torch.Generator) -> Te
 
 
 def tensors(answer: object) -> list[Tensor]:
-    """The tensors of an answer of any form, in the order exporters keep."""
+    """The tensors of an answer of any structure, in the order exporters keep."""
     return [leaf for leaf in _pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]
 
 
 @torch.no_grad()
 def compare(model: nn.Module, other: Callable[[Tensor], Sequence[Tensor]], tried: list[Tensor]) -> float:
-    """The largest difference of any answer, relative to its largest value; above ``CLOSE`` it is ``Failed``."""
+    """The largest difference of any answer, relative to its largest value; ``Failed`` where it is above ``CLOSE``."""
     largest = 0.0
     for x in tried:
         shape = " x ".join(map(str, x.shape))
         try:
-            wanted = tensors(model(x))
+            expected = tensors(model(x))
         except Exception as error:
-            raise Failed(f"the network itself fails on {shape} ({said(error)})") from error
+            raise Failed(f"the network itself fails on {shape} ({error_text(error)})") from error
         try:
-            found = other(x)
+            answers = other(x)
         except Exception as error:
-            raise Failed(f"the file fails on {shape} ({said(error)})") from error
-        if [tuple(a.shape) for a in found] != [tuple(a.shape) for a in wanted]:
+            raise Failed(f"the file fails on {shape} ({error_text(error)})") from error
+        if [tuple(a.shape) for a in answers] != [tuple(a.shape) for a in expected]:
             raise Failed(f"the file's answers to {shape} have other shapes than the network's")
-        for a, b in zip(found, wanted, strict=True):
-            off, allowed = _off(a, b), CLOSE if not b.is_floating_point() else max(CLOSE, 4 * torch.finfo(b.dtype).eps)
+        for a, b in zip(answers, expected, strict=True):
+            off = _difference(a, b)
+            allowed = max(CLOSE, 4 * torch.finfo(b.dtype).eps) if b.is_floating_point() else CLOSE
             if not off <= allowed:
                 raise Failed(f"the file's answers to {shape} are {off:.1e} off, above {allowed:.0e}")
             largest = max(largest, off)
     return largest
 
 
-def _off(a: Tensor, b: Tensor) -> float:
+def _difference(a: Tensor, b: Tensor) -> float:
     a, b = a.detach().cpu().double(), b.detach().cpu().double()
     if not b.numel() or torch.equal(a, b):
         return 0.0
@@ -92,7 +93,7 @@ def _off(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max()) / scale if scale else math.inf
 
 
-def said(error: BaseException) -> str:
-    """What an error says, short enough for a sentence."""
+def error_text(error: BaseException) -> str:
+    """The first line of an error, short enough for a sentence."""
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:160].rstrip('.')}" if lines else type(error).__name__
