@@ -9,10 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from leanconv.runtimes.export.file_name import new_file
 
 from leanconv.errors import LeanconvError
 from leanconv.report import check_report
+from leanconv.runtimes.export.program import new_file
 from leanconv.system.atomic_files import check_absent, check_name, check_parent, folders_of, part_beside
 
 
