@@ -74,6 +74,7 @@ def test_images_that_autograd_follows(count: int) -> None:
     assert given.grad is None
 
 
+@pytest.mark.nightly
 def test_few_images_are_enough_to_gain_by() -> None:
     """Judged by images it was fitted to the closed form looked best, and this training was stopped and forgotten."""
     pictures, labels = digits()
