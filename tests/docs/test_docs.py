@@ -29,6 +29,8 @@ import typer
 import leanconv
 from leanconv import demo
 from leanconv.cli.main import app
+from leanconv.config import Options
+from leanconv.system.fields import table_of
 from tests.support.small_world import command, shape_of
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +51,8 @@ ELSEWHERE = {"trtexec", "jupyter"}
 GIVEN = {"engine.md": ("model", "images"), "finetune.md": ("data",)}
 # Tables that are copied into a page by hand.
 COPIED = {
-    "README.md": ("vgg16_imagenet.md", "ablation-summary.md", "solver-cpu.md", "solver-cuda.md"),
+    "README.md": ("ablation-summary.md",),
+    "docs/results.md": ("vgg16_imagenet.md", "ablation-summary.md", "solver-cpu.md", "solver-cuda.md"),
     "docs/choosing.md": ("speed-cpu.md",),
     "docs/finetune.md": ("judges.md",),
     "docs/how.md": ("optimizers.md", "splits.md"),
@@ -244,6 +247,14 @@ def test_tables_are_the_committed_results(page: str) -> None:
     text = (ROOT / page).read_text()
     for name in COPIED[page]:
         assert (RESULTS / name).read_text().strip() in text, f"{name} changed; copy it into {page}"
+
+
+def test_the_table_of_options_is_made_from_them() -> None:
+    assert f"\n{table_of(Options)}\n" in (ROOT / "docs" / "stages.md").read_text()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 def test_the_readme_counts_the_zoo() -> None:
