@@ -268,6 +268,14 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", ["contributing", "house", "streams"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    for name in re.findall(r"`([\w/]+(?:\.py|/))`", text):
+        places = [ROOT, SOURCE, SOURCE / "calibrate"]
+        assert "NAME" in name or any((place / name).exists() for place in places), f"{page}.md names {name}"
+
+
 def test_figures_are_drawn_from_what_was_measured(tmp_path: Path) -> None:
     """Every figure of the guide, for light and dark pages, and no other."""
     figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))
