@@ -29,6 +29,8 @@ import typer
 import leanconv
 from leanconv import demo
 from leanconv.cli.main import app
+from leanconv.config import Options
+from leanconv.system.fields import table_of
 from tests.support.small_world import command, shape_of
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +51,8 @@ ELSEWHERE = {"trtexec", "jupyter"}
 GIVEN = {"engine.md": ("model", "images"), "finetune.md": ("data",)}
 # Tables that are copied into a page by hand.
 COPIED = {
-    "README.md": ("vgg16_imagenet.md", "ablation-summary.md", "solver-cpu.md", "solver-cuda.md"),
+    "README.md": ("ablation-summary.md",),
+    "docs/results.md": ("vgg16_imagenet.md", "ablation-summary.md", "solver-cpu.md", "solver-cuda.md"),
     "docs/choosing.md": ("speed-cpu.md",),
     "docs/finetune.md": ("judges.md",),
     "docs/how.md": ("optimizers.md", "splits.md"),
@@ -246,6 +249,14 @@ def test_tables_are_the_committed_results(page: str) -> None:
         assert (RESULTS / name).read_text().strip() in text, f"{name} changed; copy it into {page}"
 
 
+def test_the_table_of_options_is_made_from_them() -> None:
+    assert f"\n{table_of(Options)}\n" in (ROOT / "docs" / "stages.md").read_text()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 def test_the_readme_counts_the_zoo() -> None:
     count = len(json.loads((RESULTS / "zoo.json").read_text())["rows"])
     assert f"[a table of {count} networks](benchmarks/results/zoo.md)" in (ROOT / "README.md").read_text()
@@ -255,6 +266,14 @@ def test_the_readme_counts_the_zoo() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", ["contributing", "house", "streams"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    for name in re.findall(r"`([\w/]+(?:\.py|/))`", text):
+        places = [ROOT, SOURCE, SOURCE / "calibrate"]
+        assert "NAME" in name or any((place / name).exists() for place in places), f"{page}.md names {name}"
 
 
 def test_figures_are_drawn_from_what_was_measured(tmp_path: Path) -> None:

@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from leanconv.forms import FORMS
+from tests.docs.house_map import BLOCK, PAGE, SOURCE, module_graph, modules, page_with_map, purpose, room_graph
 
 TESTS = Path(__file__).parents[1]
-SOURCE = TESTS.parent / "src" / "leanconv"
-
-
-def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name, packages without their ``__init__``."""
-    named = {
-        path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", "."): path for path in SOURCE.rglob("*.py")
-    }
-    return {name.removesuffix(".__init__"): path for name, path in named.items() if name != "__init__"}
-
-
-def imports(path: Path, known: Iterable[str]) -> set[str]:
-    """Modules a file imports, those imported inside functions included."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "leanconv":
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}".removeprefix("leanconv.")
-                found.add(whole if whole in known else node.module.removeprefix("leanconv."))
-    return found & set(known)
+MOST_PACKAGES, MOST_MODULES = 16, 6
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
-    known = modules()
-    graph = {name: imports(path, known) - {name} for name, path in known.items()}
-    # result.save reaches up to storage, which needs the result's type: the one deliberate exception.
-    graph["result"].discard("storage.folder")
-    TopologicalSorter(graph).prepare()
+    TopologicalSorter(module_graph()).prepare()
+
+
+def test_rooms_import_one_another_one_way_only() -> None:
+    TopologicalSorter(room_graph()).prepare()
+
+
+def test_there_are_few_rooms() -> None:
+    top = {name: path for name, path in modules().items() if "." not in name}
+    packages = [name for name, path in top.items() if path.name == "__init__.py"]
+    assert len(packages) <= MOST_PACKAGES, packages
+    assert len(top) - len(packages) <= MOST_MODULES, set(top) - set(packages)
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    for name, path in modules().items():
+        assert path.name != "__init__.py" or purpose(name), f"{path} needs a docstring: one sentence"
+
+
+def test_the_map_of_the_house_is_that_of_the_imports() -> None:
+    text = PAGE.read_text()
+    assert BLOCK.search(text)
+    assert text == page_with_map(text), "write it again: python -m tests.docs.house_map"
 
 
 def test_mathematics_knows_no_modules() -> None:
@@ -53,13 +51,6 @@ def test_mathematics_knows_no_modules() -> None:
 def test_files_are_of_readable_length() -> None:
     for path in SOURCE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 400, path
-
-
-def test_rooms_can_be_counted() -> None:
-    rooms = [path for path in SOURCE.iterdir() if (path / "__init__.py").is_file()]
-    loose = [path for path in SOURCE.glob("*.py") if not path.stem.startswith("__")]
-    assert len(rooms) <= 16
-    assert len(loose) <= 6
 
 
 def compared(text: str, names: Iterable[str]) -> list[int]:

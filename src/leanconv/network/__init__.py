@@ -1,1 +1,1 @@
-"""Networks: find the sites by observing one run, count cost, replace layers, describe the change and rebuild it."""
+"""What a network is made of: its layers, which of them can be replaced, what they cost, and where it comes from."""

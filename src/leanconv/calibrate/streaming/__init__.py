@@ -1,0 +1,1 @@
+"""A network run in parts: a recorded list of operations, replayed for both networks (docs/streams.md)."""
