@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leanconv.calibrate import streams as streams_module
 from leanconv.calibrate.batches import Batch, take
 from leanconv.calibrate.positions import Chosen
 from leanconv.calibrate.probes import Probe
 from leanconv.calibrate.processes import Team
 from leanconv.calibrate.streaming import partition as cutting_module
 from leanconv.calibrate.streaming.partition import suits_channels_last
-from leanconv.pipeline import engine as engine_module
 from tests.support.equality import assert_equal, assert_same
 from tests.support.networks import Centres, plain_network, residual_network
 from tests.support.pictures import smooth_images
@@ -39,7 +39,7 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def as_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """No network is given its images channels-last any more."""
-    monkeypatch.setattr(engine_module, "suits_channels_last", lambda *_: False)
+    monkeypatch.setattr(streams_module, "suits_channels_last", lambda *_: False)
 
 
 @pytest.mark.parametrize("make", [plain_network, residual_network])

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leanconv.calibrate import streams as streams_module
 from leanconv.calibrate.batches import take
 from leanconv.calibrate.memory import Memory, Packed, parse_memory
 from leanconv.calibrate.streaming import partition as cutting_module
 from leanconv.calibrate.streaming.partition import Cutting
 from leanconv.errors import LeanconvError
-from leanconv.pipeline import engine as engine_module
-from leanconv.pipeline import run as job_module
+from leanconv.pipeline.prepare import Prepared
 from leanconv.system import process_memory as heap
 from tests.support.equality import assert_equal, assert_same
 from tests.support.networks import Centres, plain_network, residual_network
@@ -38,7 +38,7 @@ def test_the_cut_stream_is_the_network_run_again(
     model: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut = accelerate(model, images)
-    monkeypatch.setattr(engine_module, "cutting", lambda *_: Cutting("a test says so"))
+    monkeypatch.setattr(streams_module, "cutting", lambda *_: Cutting("a test says so"))
     assert_same(cut, accelerate(model, images))
 
 
@@ -54,10 +54,10 @@ def test_the_original_along_its_tape_gives_what_hooks_see(
 ) -> None:
     """Whether a response is the layer's own output or computed from its input, one image at a time or many."""
     usual = accelerate(model, images)
-    monkeypatch.setattr(engine_module, "CACHED", 1 << 12)  # one image a batch
+    monkeypatch.setattr(streams_module, "CACHED", 1 << 12)  # one image a batch
     assert_same(usual, accelerate(model, images))
-    own = job_module.Job._dense_probe
-    monkeypatch.setattr(job_module.Job, "_dense_probe", lambda self, site: replace(own(self, site), own_output=False))
+    own = Prepared.probe
+    monkeypatch.setattr(Prepared, "probe", lambda self, site: replace(own(self, site), own_output=False))
     assert_same(usual, accelerate(model, images))
     monkeypatch.setattr("leanconv.calibrate.streaming.original.Walk.knows", lambda *_: False)
     assert_same(usual, accelerate(model, images))
@@ -132,11 +132,11 @@ def test_a_network_that_mixes_its_batch_keeps_its_batches(
         seen.append(found(*given))  # type: ignore[arg-type]
         return seen[-1]
 
-    monkeypatch.setattr(engine_module, "cutting", noted)
+    monkeypatch.setattr(streams_module, "cutting", noted)
     cut = accelerate(model, batches)
     assert seen[0].reason is None
     assert not seen[0].one_by_one
-    monkeypatch.setattr(engine_module, "cutting", lambda *_: Cutting("a test says so"))
+    monkeypatch.setattr(streams_module, "cutting", lambda *_: Cutting("a test says so"))
     assert_same(cut, accelerate(model, batches))
 
 
