@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from leanconv.calibrate import streams as streams_module
 from leanconv.calibrate.batches import Batch, take
+from leanconv.calibrate.observe import Seen
 from leanconv.calibrate.positions import Chosen
 from leanconv.calibrate.probes import Probe
 from leanconv.calibrate.processes import Team
-from leanconv.calibrate.streaming import partition as cutting_module
+from leanconv.calibrate.streaming import partition
 from leanconv.calibrate.streaming.partition import suits_channels_last
 from tests.support.equality import assert_equal, assert_same
 from tests.support.networks import Centres, plain_network, residual_network
@@ -98,13 +99,13 @@ class Views(nn.Module):
 
 
 def test_a_plain_run_to_compare_with_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, usual = [], cutting_module._pass
+    plain, usual = [], partition.see
 
-    def counted(model: nn.Module, batch: Batch, *rest: Any) -> None:
+    def counted(model: nn.Module, batch: Batch, *rest: Any, **options: Any) -> dict[str, Seen]:
         plain.append(batch.size == 2 and not batch.channels_last)
-        usual(model, batch, *rest)
+        return usual(model, batch, *rest, **options)
 
-    monkeypatch.setattr(cutting_module, "_pass", counted)
+    monkeypatch.setattr(partition, "see", counted)
     accelerate(Views("flat").eval(), smooth_images(24, 32))
     assert len(plain) > 1
     assert plain.count(True) == 1

@@ -43,7 +43,7 @@ def test_a_source_places_its_batches_by_itself() -> None:
 
 
 def test_calibration_imports_no_reader_of_files() -> None:
-    script = "import sys, leanconv.calibrate.batches, leanconv.calibrate.streaming.accelerated\n"
+    script = "import sys, leanconv.calibrate.batches, leanconv.calibrate.streaming.passes\n"
     script += "assert not [name for name in sys.modules if name.startswith('leanconv.images')]"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

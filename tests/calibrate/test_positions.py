@@ -10,7 +10,7 @@ from leanconv.calibrate.batches import take
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.positions import Positions, choose_positions, conv_patches, outputs_at
 from leanconv.calibrate.probes import Probe
-from leanconv.calibrate.row_storage import Room, Rows
+from leanconv.calibrate.samples import Room, Rows
 from leanconv.network.fold import folded
 from leanconv.network.survey import survey
 from tests.support.networks import CONV_CASES, network_of, plain_network
@@ -112,6 +112,6 @@ def test_rows_are_those_of_cat_however_many_come_and_one_table_follows_another()
         rows = Rows(expected, 6, dtype, room)
         for piece in pieces:
             rows.add(piece)
-        assert torch.equal(rows.found, torch.cat(pieces))
+        assert torch.equal(rows.all(), torch.cat(pieces))
     first = room.table(3, 4, dtype=torch.float32)
     assert room.table(2, 2, dtype=torch.float32).data_ptr() == first.data_ptr()

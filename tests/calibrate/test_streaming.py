@@ -59,7 +59,7 @@ def test_the_original_along_its_tape_gives_what_hooks_see(
     own = Prepared.probe
     monkeypatch.setattr(Prepared, "probe", lambda self, site: replace(own(self, site), own_output=False))
     assert_same(usual, accelerate(model, images))
-    monkeypatch.setattr("leanconv.calibrate.streaming.original.Walk.knows", lambda *_: False)
+    monkeypatch.setattr("leanconv.calibrate.streaming.passes.Walk.knows", lambda *_: False)
     assert_same(usual, accelerate(model, images))
 
 

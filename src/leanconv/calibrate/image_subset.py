@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from leanconv.calibrate.batches import Batch, Batches
+from leanconv.calibrate.batches import Batch
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.positions import Positions
 from leanconv.calibrate.probes import Probe, Responses
@@ -54,24 +54,18 @@ def collected(
     count = sum(batch.size for batch in images)
     positions = Positions(per_image=max(1, -(-rows // count)), images=count, seed=streams.seed, device=streams.device)
     each = {name: positions.count(probe.site.positions) for name, probe in probes.items()}
-    found = Samples(streams.memory)
+    samples = Samples(streams.memory)
     for name, probe in probes.items():
-        found.expect(name, rows=count * each[name], width=probe.width, dtype=probe.weight.dtype, adds=False)
+        samples.expect(name, rows=count * each[name], width=probe.width, dtype=probe.weight.dtype, adds=False)
 
-    def take(batch: Batch, name: str, first: int, y: Tensor) -> None:
-        most = batch.size * each[name]
+    sizes = {batch.first: batch.size for batch in images}
+
+    def take(name: str, first: int, responses: Responses) -> None:
+        y, most = responses.y, sizes[first] * each[name]
         if len(y) > most:  # a layer that runs on several maps, or on other rows than images, such as boxes
             y = y[thinned(len(y), most).to(y.device)]
-        found.add(name, first, Responses(y))
+        samples.add(name, Responses(y))
 
-    for batch in images:
-        observe(
-            streams.original,
-            Batches.of(batch),
-            list(probes.values()),
-            positions=positions,
-            device=streams.device,
-            take=lambda name, first, seen, batch=batch: take(batch, name, first, seen.y),  # type: ignore[misc]
-            step=step,
-        )
-    return found
+    device = streams.device
+    observe(streams.original, images, list(probes.values()), positions=positions, device=device, take=take, step=step)
+    return samples
