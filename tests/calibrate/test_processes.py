@@ -85,7 +85,7 @@ def test_a_process_that_dies_ends_all_and_the_workdir_goes_on(tmp_path: Path) ->
     work = str(tmp_path / "work")
     text = f"""
 import os, leanconv.calibrate.streams
-put = leanconv.calibrate.streams.Joining.__call__
+put = leanconv.calibrate.streams.join_pieces
 count = 0
 def dies(*given):
     global count
@@ -93,7 +93,7 @@ def dies(*given):
     if count == 2:
         os.kill(os.getpid(), 9)
     return put(*given)
-leanconv.calibrate.streams.Joining.__call__ = dies
+leanconv.calibrate.streams.join_pieces = dies
 batches = list(smooth_images(40, 32).split(8))
 leanconv.accelerate(plain_network(), batches, 2.0, samples=4000, progress=False, workdir={work!r})
 """

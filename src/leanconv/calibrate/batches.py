@@ -1,4 +1,4 @@
-"""The calibration images, taken once from whatever iterable the user has."""
+"""The calibration images in batches, read once from whatever iterable the user has."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from leanconv.calibrate.image_arguments import ImageSource, check_images, count_
 from leanconv.errors import LeanconvError
 from leanconv.network.function_trace import map_tensors, tensors
 
-# A plain tensor of images is cut into batches of this size.
-CUT = 32
+CUT = 32  # images a batch, of a plain tensor
 
 log = logging.getLogger("leanconv")
 
@@ -25,13 +24,18 @@ class Batch:
     """Images that go through the network together. ``first``: how many images came before, on all ranks.
 
     ``pieces`` are inputs as the model takes them, usually one; several are tensors that become one on the device.
-    ``channels_last``: the network gets them so, whatever they are.
+    ``channels_last``: the network gets them in this layout, whatever theirs is.
     """
 
     first: int
     size: int
     pieces: tuple[Any, ...]
     channels_last: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Where its images are among all images, and how many they are."""
+        return self.first, self.size
 
     def part(self, begin: int, end: int) -> Batch:
         (inputs,) = self.pieces
@@ -41,73 +45,74 @@ class Batch:
         """In the layout the user gave them."""
         return replace(self, channels_last=False)
 
+    def split(self) -> Iterator[Batch]:
+        """A batch for every piece."""
+        first = self.first
+        for piece in self.pieces:
+            size = self.size if len(self.pieces) == 1 else len(piece)
+            yield replace(self, first=first, size=size, pieces=(piece,))
+            first += size
+
     def on(self, device: torch.device) -> Any:
         """The inputs on ``device``. Always a copy: a network may work on its input in place."""
         if len(self.pieces) == 1:
             return to_device(self.pieces[0], device, channels_last=self.channels_last)
-        whole, begin = self._whole(device), 0
-        for piece in self.pieces:
-            whole[begin : begin + len(piece)].copy_(piece, non_blocking=True)
-            begin += len(piece)
+        whole = self._empty(device)
+        for part in self.split():
+            begin = part.first - self.first
+            whole[begin : begin + part.size].copy_(part.pieces[0], non_blocking=True)
         return whole
 
     @property
     def kind(self) -> Any:
         """What decides which operations a batch runs through, as far as it shows in the batch."""
         if len(self.pieces) > 1:
-            return replace(self, pieces=(self._whole("meta"),)).kind
+            return replace(self, pieces=(self._empty("meta"),)).kind
         # Strides as a copy on the device will have them.
         layout = torch.channels_last if self.channels_last else torch.preserve_format
-        alike = [torch.empty_like(tensor, device="meta", memory_format=layout) for tensor in tensors(self.pieces)]
-        return tuple((tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in alike)
+        copies = [torch.empty_like(tensor, device="meta", memory_format=layout) for tensor in tensors(self.pieces)]
+        return tuple((tuple(copy.shape), copy.stride(), copy.dtype) for copy in copies)
 
-    def _whole(self, device: torch.device | str) -> Tensor:
-        """Room for all pieces."""
-        one, layout = self.pieces[0], torch.channels_last if self.channels_last else torch.contiguous_format
-        return torch.empty((self.size, *one.shape[1:]), dtype=one.dtype, device=device, memory_format=layout)
+    def _empty(self, device: torch.device | str) -> Tensor:
+        """A tensor for all pieces."""
+        piece, layout = self.pieces[0], torch.channels_last if self.channels_last else torch.contiguous_format
+        return torch.empty((self.size, *piece.shape[1:]), dtype=piece.dtype, device=device, memory_format=layout)
 
 
 class Batches:
-    """The batches of one rank, kept where they were given, in order. Both streams must see the same images.
+    """The batches of one rank, kept where they were given, in order. Both networks must see the same images.
 
-    ``images`` counts those of all ranks, and with them pictures that turn out to be unreadable: they have a number, by
-    which batches are placed, and no more. Where it is known beforehand images are read when they are first asked for,
-    so that decoding goes on beside the network.
+    ``images`` counts those of all ranks, and with them pictures that turn out to be unreadable: they have an index, by
+    which batches are ordered, and no more. Where the count is known images are read when they are first asked for, so
+    that decoding goes on beside the network.
     """
 
     def __init__(self, source: Iterator[Any], images: int, *, rank: int = 0, world: int = 1):
         self.images = images
+        self.read_at_once = False  # all were read before anything began
+        self.largest: int | None = None  # what batches are cut to, if they are
         self._source: Iterator[Any] | None = source
-        self.read_at_once = False  # they were all there before anything began
         self._rank, self._world = rank, world
         self._items: list[Batch] = []
-        self._read = self._turn = 0
-        self._largest: int | None = None  # if batches are to be cut
-        self._joined = 0  # if they are to be joined
-        self._open: Batch | None = None
-        self._channels_last: Any = None  # shape and dtype of the images that are to be so, if any
-
-    @classmethod
-    def of(cls, batch: Batch) -> Batches:
-        """A batch alone."""
-        one = cls(iter(()), batch.size)
-        one._items = [batch]
-        return one
+        self._read = self._turn = 0  # images and batches of all ranks
+        self._joined = 0  # what batches are joined to, if they are
+        self._open: Batch | None = None  # one that is being joined
+        self._channels_last: Any = None  # shape and dtype of the images that get this layout, if any
 
     def __iter__(self) -> Iterator[Batch]:
-        number = 0
-        while number < len(self._items) or self._pull():
-            yield self._items[number]
-            number += 1
+        index = 0
+        while index < len(self._items) or self._pull():
+            yield self._items[index]
+            index += 1
 
     def at_hand(self) -> list[Batch]:
-        """Those that need not be read any more."""
+        """Those that have been read."""
         return list(self._items)
 
     @property
     def there(self) -> int:
         """Images of this rank that have been read."""
-        return sum(batch.size for batch in self.at_hand()) + (0 if self._open is None else self._open.size)
+        return sum(batch.size for batch in self._items) + (0 if self._open is None else self._open.size)
 
     @property
     def steps(self) -> int:
@@ -130,17 +135,17 @@ class Batches:
     def channels_last(self, like: Tensor | None) -> None:
         """From now on batches of images ``like`` these are given to the network channels-last, and no others."""
         self._channels_last = None if like is None else (like.shape[1:], like.dtype)
-        self._items = [self._laid_out(batch) for batch in self._items]
-        self._open = None if self._open is None else self._laid_out(self._open)
+        self._items = [self._with_layout(batch) for batch in self._items]
+        self._open = None if self._open is None else self._with_layout(self._open)
 
-    def _laid_out(self, batch: Batch) -> Batch:
-        one = batch.pieces[0]
-        alike = isinstance(one, Tensor) and (one.shape[1:], one.dtype) == self._channels_last
+    def _with_layout(self, batch: Batch) -> Batch:
+        piece = batch.pieces[0]
+        alike = isinstance(piece, Tensor) and (piece.shape[1:], piece.dtype) == self._channels_last
         return replace(batch, channels_last=alike)
 
     def cut(self, largest: int) -> None:
         """No batch of more than ``largest`` images from now on."""
-        self._largest, self._joined = largest, 0
+        self.largest, self._joined = largest, 0
         self._close()
         self._items = [part for batch in self._items for part in _cut(batch, largest)]
 
@@ -155,9 +160,9 @@ class Batches:
 
     def _append(self, batch: Batch) -> bool:
         """Whether that completed a batch."""
-        batch = self._laid_out(batch)
+        batch = self._with_layout(batch)
         if not self._joined:
-            self._items += _cut(batch, self._largest or batch.size)
+            self._items += _cut(batch, self.largest or batch.size)
             return True
         complete = False
         if self._open is not None and _joinable(self._open, batch):
@@ -175,11 +180,6 @@ class Batches:
         self._open = None
         return True
 
-    @property
-    def largest(self) -> int | None:
-        """What batches are cut to, if they are."""
-        return self._largest
-
     def halve(self) -> bool:
         """For a device that has run out of memory; False if that is no way out."""
         size = max((batch.size for batch in self._items), default=1)
@@ -193,47 +193,41 @@ class Batches:
 
     def _pull(self) -> bool:
         """Read on to this rank's next batch; False at the end."""
-        while self._source is not None:
-            try:
-                found = next(self._source)
-            except StopIteration:
-                self._source = None
-                self.images = self._read if self._world == 1 else self.images
-                break
-            if isinstance(found, Batch):  # this rank's already
-                self._read = found.first + found.size
-                if self._append(found):
+        if self._source is not None:
+            for item in self._source:
+                batch = self._of_this_rank(item)
+                if batch is not None and self._append(batch):
                     return True
-                continue
-            inputs = inputs_of(found)
-            size = len(next(tensors(inputs))) if isinstance(inputs, dict) else len(inputs)
-            if not size:
-                continue
-            batch, mine = Batch(self._read, size, (inputs,)), self._turn % self._world == self._rank
-            self._read += size
-            self._turn += 1
-            if mine and self._append(batch):
-                return True
+            self._source = None
+            self.images = self._read if self._world == 1 else self.images
         return self._close()
+
+    def _of_this_rank(self, item: Any) -> Batch | None:
+        """What the user gave as a batch; None if it is another rank's, or empty."""
+        if isinstance(item, Batch):  # placed by an ImageSource
+            self._read = item.first + item.size
+            return item
+        inputs = inputs_of(item)
+        batch = Batch(self._read, len(next(tensors(inputs)) if isinstance(inputs, dict) else inputs), (inputs,))
+        if not batch.size:
+            return None
+        self._read += batch.size
+        self._turn += 1
+        return batch if (self._turn - 1) % self._world == self._rank else None
 
 
 def _joinable(a: Batch, b: Batch) -> bool:
-    one, other = a.pieces[-1], b.pieces[0]
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor) and a.first + a.size == b.first):
+    x, y = a.pieces[-1], b.pieces[0]
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and a.first + a.size == b.first):
         return False
-    alike = one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
-    return alike and one.is_contiguous() and other.is_contiguous()
+    return (x.shape[1:], x.dtype) == (y.shape[1:], y.dtype) and x.is_contiguous() and y.is_contiguous()
 
 
 def _cut(batch: Batch, largest: int) -> list[Batch]:
     if batch.size <= largest:
         return [batch]
     if len(batch.pieces) > 1:
-        first, parts = batch.first, []
-        for piece in batch.pieces:
-            parts += _cut(replace(batch, first=first, size=len(piece), pieces=(piece,)), largest)
-            first += len(piece)
-        return parts
+        return [part for piece in batch.split() for part in _cut(piece, largest)]
     return [batch.part(begin, min(begin + largest, batch.size)) for begin in range(0, batch.size, largest)]
 
 
@@ -266,8 +260,7 @@ def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
         source = (Batch(first, len(batch), (batch,)) for first, batch in images.placed_batches(rank, world))
     batches = Batches(source, count or 0, rank=rank, world=world)
     if count is None:
-        for _ in batches:
-            pass
+        list(batches)  # read all
         batches.images, batches.read_at_once = batches._read, True
         if not batches.images:
             raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
@@ -278,7 +271,7 @@ def to_device(batch: Any, device: torch.device, *, channels_last: bool = False) 
     """Always a copy: a network may work on its input in place, and the images are needed again."""
     layout = torch.channels_last if channels_last else torch.preserve_format
 
-    def copied(tensor: Tensor) -> Tensor:
+    def copy(tensor: Tensor) -> Tensor:
         return tensor.detach().to(device, non_blocking=True, copy=True, memory_format=layout)
 
-    return map_tensors(copied, batch)
+    return map_tensors(copy, batch)

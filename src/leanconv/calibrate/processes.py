@@ -51,7 +51,7 @@ class Team:
     def share(self, value: T | None) -> T:
         """The lead's ``value``, everywhere."""
         if self.world > 1:
-            self._well()
+            self._exchange_health(None)
             # Saved as bytes: a tensor then arrives on this process's device, not on one named like the lead's.
             # Plans and fits are classes of ours; torch.distributed pickles between the processes of a job anyway.
             held = io.BytesIO()
@@ -67,7 +67,7 @@ class Team:
         """Everybody's pieces in the order of the images, at the lead; nothing elsewhere."""
         if self.world == 1:
             return pieces
-        self._well()
+        self._exchange_health(None)
         # An addend need not be as wide as what it is added behind: halfway, that is not the response yet.
         facts = [
             (first, found.y.dtype, found.y.shape, None if found.addend is None else found.addend.shape)
@@ -98,13 +98,10 @@ class Team:
         """Everybody's small ``value``, everywhere, in the order of ranks."""
         if self.world == 1:
             return [value]
-        self._well()
+        self._exchange_health(None)
         found: list[Any] = [None] * self.world
         dist.all_gather_object(found, value)
         return found
-
-    def _well(self) -> None:
-        self._exchange_health(None)
 
     @contextlib.contextmanager
     def ending_all(self) -> Iterator[None]:
@@ -115,16 +112,14 @@ class Team:
         except Failed:
             raise
         except BaseException as error:
-            self.fail(" ".join(str(error).split())[:300] or type(error).__name__)
+            message = " ".join(str(error).split())[:300] or type(error).__name__
+            if self.world > 1:  # the others wait for this process in their next exchange
+                with contextlib.suppress(Exception):
+                    self._exchange_health(message)
             raise
 
-    def fail(self, message: str) -> None:
-        """Tell the others, who wait for this process in their next exchange."""
-        if self.world > 1:
-            with contextlib.suppress(Exception):
-                self._exchange_health(message)
-
     def _exchange_health(self, trouble: str | None) -> None:
+        """Before every exchange: a process that fails tells the others, who end, too."""
         found: list[Any] = [None] * self.world
         try:
             dist.all_gather_object(found, trouble)

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from math import prod
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -46,28 +45,11 @@ class Pieces:
         return torch.cat(self._pieces)
 
 
-class Room:
-    """Memory on the host for tables that follow one another: the next table is put where the last one was, as the
-    system takes long to find and clear new memory."""
-
-    def __init__(self) -> None:
-        self._held = torch.empty(0, dtype=torch.uint8)
-
-    def table(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """An empty one; the one before it is lost."""
-        size = prod(shape) * dtype.itemsize
-        if len(self._held) < size:
-            self._held = torch.empty(0, dtype=torch.uint8)  # never both
-            self._held = torch.empty(size, dtype=torch.uint8)
-        return self._held[:size].view(dtype).reshape(shape)
-
-
 class Rows:
-    """A table on the host, rows x ``width``, in memory for about so many ``rows``: that of a ``room``, or its own. Each
-    piece is copied at once; more memory is taken if more rows come."""
+    """A table on the host, rows x ``width``, in memory for about so many ``rows``; more is taken if more rows come."""
 
-    def __init__(self, rows: int, width: int, dtype: torch.dtype, room: Room | None = None):
-        self._array = (room or Room()).table(rows, width, dtype=dtype)
+    def __init__(self, rows: int, width: int, dtype: torch.dtype):
+        self._array = torch.empty(rows, width, dtype=dtype)
         self._count = 0
 
     def add(self, piece: Tensor) -> None:
@@ -131,7 +113,7 @@ class Samples:
                 f"the sampled responses of layer {name!r} ({size / 1e6:.0f} MB) fit neither in memory nor on disk; "
                 "give more memory, a workdir with room, or fewer samples."
             )
-        facts = {"rows": 0, "width": width, "dtype": str(dtype).removeprefix("torch."), "adds": adds}
+        facts: dict[str, Any] = {"rows": 0, "width": width, "dtype": str(dtype).removeprefix("torch."), "adds": adds}
         tables: dict[str, Table] = {}
         for part in _parts(adds):
             if place == "device":
@@ -187,27 +169,21 @@ class Samples:
         return samples
 
 
-class Joining:
-    """Makes one of the pieces of a site; on the host, where the pieces of the site before were joined."""
-
-    def __init__(self) -> None:
-        self._rooms = Room(), Room()  # of y and of the addend
-
-    def __call__(self, pieces: Iterable[Piece], rows: int) -> Responses:
-        """Pieces, in their order, as one, of about so many ``rows``."""
-        every = (responses for _, responses in pieces)
-        first = next(every)
-        on_host = first.y.device.type == "cpu"
-        tables: list[Table] = [
-            Rows(rows, part.shape[1], part.dtype, room) if on_host else Pieces()
-            for part, room in zip((first.y, first.addend), self._rooms, strict=True)
-            if part is not None
-        ]
-        for responses in chain([first], every):
-            for table, part in zip(tables, (responses.y, responses.addend), strict=False):
-                if part is not None:
-                    table.add(part)
-        return Responses(*(table.all() for table in tables))
+def join_pieces(pieces: Iterable[Piece], rows: int) -> Responses:
+    """Pieces, in their order, as one, of about so many ``rows``. On the host each is copied there as it comes."""
+    every = (responses for _, responses in pieces)
+    first = next(every)
+    on_host = first.y.device.type == "cpu"
+    tables: list[Table] = [
+        Rows(rows, part.shape[1], part.dtype) if on_host else Pieces()
+        for part in (first.y, first.addend)
+        if part is not None
+    ]
+    for responses in chain([first], every):
+        for table, part in zip(tables, (responses.y, responses.addend), strict=False):
+            if part is not None:
+                table.add(part)
+    return Responses(*(table.all() for table in tables))
 
 
 def _file_name(name: str, part: str) -> str:

@@ -24,7 +24,7 @@ from leanconv.calibrate.positions import Positions
 from leanconv.calibrate.prefetch import Inputs, Travel
 from leanconv.calibrate.probes import Probe, Responses
 from leanconv.calibrate.processes import Team
-from leanconv.calibrate.samples import Joining, Piece, Samples
+from leanconv.calibrate.samples import Piece, Samples, join_pieces
 from leanconv.calibrate.streaming.partition import Cutting, cutting, suits_channels_last
 from leanconv.calibrate.streaming.passes import Cut, Pass, Rerun, Source, Walk
 from leanconv.calibrate.streaming.replay import CannotCut, Scripts
@@ -78,7 +78,6 @@ class Streams:
     def __post_init__(self) -> None:
         self.device = self.memory.device
         self.inputs = Inputs(self.memory, self.travel)
-        self._joined = Joining()
         self.images = self.batches.images  # without those that cannot be read, once all were asked for: see targets
         per_image = max(1, -(-self.samples // self.batches.images))
         self.positions = Positions(per_image=per_image, images=self.batches.images, seed=self.seed, device=self.device)
@@ -240,7 +239,7 @@ class Streams:
         """The pieces of all processes as one, at the main process."""
         if self.team.world > 1:
             pieces = self.team.gather(list(pieces))
-        return self._joined(pieces, rows) if self.team.lead else None
+        return join_pieces(pieces, rows) if self.team.lead else None
 
     def _pass(self, probes: dict[str, Probe], dense: list[Probe]) -> Pass:
         """A pass of the accelerated network, cut into parts where it can be, the same way on every process."""

@@ -168,7 +168,7 @@ class Cut:
 
     def _responses(self, probe: Probe, batch: Batch) -> Responses:
         """Take the batch from its frontier to the site, and keep the new frontier if there is room for it."""
-        script, key = self._scripts.of(batch), (batch.first, batch.size)
+        script, key = self._scripts.of(batch), batch.key
         stop = script.stops[probe.site.name]
         old = self._frontiers.get(key, _Frontier())
         size = script.frontier_bytes(probe.site.name, batch.size)
