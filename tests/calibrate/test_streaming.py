@@ -175,7 +175,7 @@ def test_tensors_that_share_memory_still_do_when_unpacked(tmp_path: object) -> N
     env = {0: base, 1: base[:, ::2], 2: base.T, 3: torch.randn(3).to(torch.float64), 4: torch.empty(0)}
     cpu = torch.device("cpu")
     memory = Memory(cpu, None)
-    written = [Packed.of(env).written(memory) for _ in range(2)] if memory.folder else []
+    written = [Packed.of(env).written(memory.file) for _ in range(2)] if memory.file else []
     for packed in [Packed.of(env), Packed.of(env).moved(cpu), *written]:
         found = packed.unpacked(cpu)
         assert all(torch.equal(found[slot], tensor) for slot, tensor in env.items())

@@ -215,8 +215,9 @@ class Cut:
         packed = Packed.of(env)
         if place == "host":
             return _Frontier(step, None, packed.moved(torch.device("cpu")), place, size)
+        assert self._memory.file is not None
         try:
-            return _Frontier(step, None, packed.written(self._memory), place, size)
+            return _Frontier(step, None, packed.written(self._memory.file), place, size)
         except OSError as error:  # the disk is fuller than it was: from the images again
             log.warning("cannot write to %s (%s); this takes longer.", self._memory.folder, error.strerror)
             self._memory.release(place, size)
