@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from leanconv.calibrate.batches import take
-from leanconv.calibrate.image_arguments import ImageSource
+from leanconv.calibrate.batches import ImageSource, take
 from leanconv.images import Pictures, Preprocess
 from tests.support.pictures import smooth_images
 

@@ -285,7 +285,7 @@ def test_a_loader_is_read_while_the_network_runs(images: Tensor) -> None:
     assert batches.images == 24
     read = [batch.size for _, batch in zip(range(2), batches, strict=False)]
     assert read == [5, 5]
-    assert len(batches._items) == 2
+    assert len(batches.at_hand()) == 2
     assert_same(
         accelerate(plain_network().double(), DataLoader(images, batch_size=5)),
         accelerate(plain_network().double(), list(images.split(5))),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
-from leanconv.calibrate.image_arguments import ImageSource, check_images, count_of, inputs_of
 from leanconv.errors import LeanconvError
 from leanconv.network.function_trace import map_tensors, tensors
 
@@ -80,7 +81,8 @@ class Batch:
 
 
 class Batches:
-    """The batches of one rank, kept where they were given, in order. Both networks must see the same images.
+    """The batches of one rank, in order, kept as they were given and grouped anew each time they are gone through. Both
+    networks must see the same images.
 
     ``images`` counts those of all ranks, and with them pictures that turn out to be unreadable: they have an index, by
     which batches are ordered, and no more. Where the count is known images are read when they are first asked for, so
@@ -91,34 +93,61 @@ class Batches:
         self.images = images
         self.read_at_once = False  # all were read before anything began
         self.largest: int | None = None  # what batches are cut to, if they are
-        self._source: Iterator[Any] | None = source
+        self._joined: int | None = None  # what they are joined to, if they are
+        self._source: Iterator[Any] | None = source  # None: all of it was read
         self._rank, self._world = rank, world
-        self._items: list[Batch] = []
+        self._given: list[Batch] = []
         self._read = self._turn = 0  # images and batches of all ranks
-        self._joined = 0  # what batches are joined to, if they are
-        self._open: Batch | None = None  # one that is being joined
         self._channels_last: Any = None  # shape and dtype of the images that get this layout, if any
 
     def __iter__(self) -> Iterator[Batch]:
+        return self._grouped(self._all())
+
+    def _all(self) -> Iterator[Batch]:
         index = 0
-        while index < len(self._items) or self._pull():
-            yield self._items[index]
+        while index < len(self._given) or self._read_next():
+            yield self._given[index]
             index += 1
 
+    def _grouped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """``batches`` as they go through the network: in its layout, cut or joined."""
+        batches = map(self._with_layout, batches)
+        if self._joined is None:
+            for batch in batches:
+                yield from _cut(batch, self.largest or batch.size)
+            return
+        group: list[Batch] = []
+        for batch in batches:
+            if group and not _joinable(group[-1], batch):
+                yield _join(group)
+                group = []
+            group.append(batch)
+            if sum(part.size for part in group) >= self._joined:
+                yield _join(group)
+                group = []
+        if group:
+            yield _join(group)
+
+    def _with_layout(self, batch: Batch) -> Batch:
+        form = _form(batch.pieces[0])
+        return replace(batch, channels_last=form is not None and form == self._channels_last)
+
     def at_hand(self) -> list[Batch]:
-        """Those that have been read."""
-        return list(self._items)
+        """Those that have been read, as they were given."""
+        return list(self._given)
 
     @property
     def there(self) -> int:
         """Images of this rank that have been read."""
-        return sum(batch.size for batch in self._items) + (0 if self._open is None else self._open.size)
+        return sum(batch.size for batch in self._given)
 
     @property
     def steps(self) -> int:
         """About how many batches there are, for progress."""
-        size = self._items[0].size if self._items else CUT
-        return len(self._items) if self._source is None else max(1, -(-self.images // (size * self._world)))
+        if self._source is None:
+            return sum(1 for _ in self)
+        size = self._joined or self.largest or (self._given[0].size if self._given else CUT)
+        return max(1, -(-self.images // (size * self._world)))
 
     def sample(self, size: int = 2) -> Any:
         """The first images. Two, where there are two: a network that loops over its batch then shows that it does."""
@@ -134,55 +163,19 @@ class Batches:
 
     def channels_last(self, like: Tensor | None) -> None:
         """From now on batches of images ``like`` these are given to the network channels-last, and no others."""
-        self._channels_last = None if like is None else (like.shape[1:], like.dtype)
-        self._items = [self._with_layout(batch) for batch in self._items]
-        self._open = None if self._open is None else self._with_layout(self._open)
-
-    def _with_layout(self, batch: Batch) -> Batch:
-        piece = batch.pieces[0]
-        alike = isinstance(piece, Tensor) and (piece.shape[1:], piece.dtype) == self._channels_last
-        return replace(batch, channels_last=alike)
+        self._channels_last = _form(like)
 
     def cut(self, largest: int) -> None:
         """No batch of more than ``largest`` images from now on."""
-        self.largest, self._joined = largest, 0
-        self._close()
-        self._items = [part for batch in self._items for part in _cut(batch, largest)]
+        self.largest, self._joined = largest, None
 
     def join(self, size: int) -> None:
-        """Put batches of plain tensors together to about ``size`` images, as far as they are of one shape."""
+        """From now on batches of plain tensors of one shape are put together to about ``size`` images."""
         self._joined = size
-        items, self._items = self._items, []
-        for batch in items:
-            self._append(batch)
-        if self._source is None:
-            self._close()
-
-    def _append(self, batch: Batch) -> bool:
-        """Whether that completed a batch."""
-        batch = self._with_layout(batch)
-        if not self._joined:
-            self._items += _cut(batch, self.largest or batch.size)
-            return True
-        complete = False
-        if self._open is not None and _joinable(self._open, batch):
-            together = (*self._open.pieces, *batch.pieces)
-            batch = replace(self._open, size=self._open.size + batch.size, pieces=together)
-        else:
-            complete = self._close()
-        self._open = batch
-        return self._close() if batch.size >= self._joined else complete
-
-    def _close(self) -> bool:
-        if self._open is None:
-            return False
-        self._items.append(self._open)
-        self._open = None
-        return True
 
     def halve(self) -> bool:
-        """For a device that has run out of memory; False if that is no way out."""
-        size = max((batch.size for batch in self._items), default=1)
+        """For a device that has run out of memory; False if no batch can be smaller."""
+        size = max((batch.size for batch in self._grouped(self._given)), default=1)
         if size == 1:
             return False
         log.warning("out of memory with %d images a batch; going on with %d.", size, -(-size // 2))
@@ -191,23 +184,25 @@ class Batches:
             torch.cuda.empty_cache()
         return True
 
-    def _pull(self) -> bool:
-        """Read on to this rank's next batch; False at the end."""
-        if self._source is not None:
-            for item in self._source:
-                batch = self._of_this_rank(item)
-                if batch is not None and self._append(batch):
-                    return True
-            self._source = None
-            self.images = self._read if self._world == 1 else self.images
-        return self._close()
+    def _read_next(self) -> bool:
+        """Read this rank's next batch; False at the end."""
+        if self._source is None:
+            return False
+        for item in self._source:
+            batch = self._of_this_rank(item)
+            if batch is not None:
+                self._given.append(batch)
+                return True
+        self._source = None
+        self.images = self._read if self._world == 1 else self.images
+        return False
 
     def _of_this_rank(self, item: Any) -> Batch | None:
         """What the user gave as a batch; None if it is another rank's, or empty."""
         if isinstance(item, Batch):  # placed by an ImageSource
             self._read = item.first + item.size
             return item
-        inputs = inputs_of(item)
+        inputs = _inputs_of(item)
         batch = Batch(self._read, len(next(tensors(inputs)) if isinstance(inputs, dict) else inputs), (inputs,))
         if not batch.size:
             return None
@@ -216,19 +211,117 @@ class Batches:
         return batch if (self._turn - 1) % self._world == self._rank else None
 
 
+def _form(inputs: Any) -> tuple[torch.Size, torch.dtype] | None:
+    """What images are alike in; None for other inputs."""
+    return (inputs.shape[1:], inputs.dtype) if isinstance(inputs, Tensor) else None
+
+
 def _joinable(a: Batch, b: Batch) -> bool:
     x, y = a.pieces[-1], b.pieces[0]
     if not (isinstance(x, Tensor) and isinstance(y, Tensor) and a.first + a.size == b.first):
         return False
-    return (x.shape[1:], x.dtype) == (y.shape[1:], y.dtype) and x.is_contiguous() and y.is_contiguous()
+    return _form(x) == _form(y) and x.is_contiguous() and y.is_contiguous()
+
+
+def _join(batches: list[Batch]) -> Batch:
+    pieces = tuple(piece for batch in batches for piece in batch.pieces)
+    return replace(batches[0], size=sum(batch.size for batch in batches), pieces=pieces)
 
 
 def _cut(batch: Batch, largest: int) -> list[Batch]:
     if batch.size <= largest:
         return [batch]
-    if len(batch.pieces) > 1:
-        return [part for piece in batch.split() for part in _cut(piece, largest)]
     return [batch.part(begin, min(begin + largest, batch.size)) for begin in range(0, batch.size, largest)]
+
+
+def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
+    """Batches of ``images``; those of this ``rank`` of ``world`` processes, which are all given the same images.
+
+    A shuffling or augmenting loader would give other pictures the second time, so it is read once.
+    """
+    check_images(images)
+    if isinstance(images, Tensor):
+        if images.dim() < 2:
+            raise LeanconvError(f"images is a tensor of shape {tuple(images.shape)}; give batches, N x C x H x W.")
+        images = images.split(CUT)
+    count = _count_of(images)
+    source = iter(images)
+    if isinstance(images, ImageSource):
+        source = (Batch(first, len(batch), (batch,)) for first, batch in images.placed_batches(rank, world))
+    batches = Batches(source, count or 0, rank=rank, world=world)
+    if count is None:
+        list(batches)  # read all
+        batches.images, batches.read_at_once = batches._read, True
+        if not batches.images:
+            raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
+    return batches
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """Images that are read while they are used, such as ``leanconv.images.Pictures``."""
+
+    @property
+    def images(self) -> int:
+        """How many there are, before any is read; some may turn out to be unreadable."""
+
+    def placed_batches(self, rank: int = 0, world: int = 1) -> Iterator[tuple[int, Tensor]]:
+        """This process's batches, each behind the number of images that come before it."""
+
+
+def check_images(images: Any) -> None:
+    """Refuse what gives no batches."""
+    if isinstance(images, (str, os.PathLike)):
+        raise LeanconvError(
+            f"images is the path {os.fspath(images)!r}; give batches of tensors, for example a DataLoader over "
+            "torchvision's ImageFolder, or use the command 'leanconv accelerate --images PATH'."
+        )
+    if not (hasattr(images, "__iter__") or hasattr(images, "__getitem__")):
+        raise LeanconvError(
+            f"images is a {type(images).__name__}, which cannot be iterated; give batches of images, for example "
+            "a DataLoader or a list of tensors."
+        )
+
+
+def _count_of(images: Any) -> int | None:
+    """How many images there are, where that can be told without reading them."""
+    if isinstance(images, DataLoader) and images.batch_size and not isinstance(images.dataset, IterableDataset):
+        try:
+            count = len(images.sampler)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+        return count // images.batch_size * images.batch_size if images.drop_last else count
+    return images.images if isinstance(images, ImageSource) else None
+
+
+def _inputs_of(batch: Any) -> Any:
+    """The part of a batch the model takes: the tensor itself, or the first of (images, labels, ...)."""
+    if isinstance(batch, Tensor):
+        if batch.dim() < 2:
+            raise LeanconvError(
+                f"images gave a tensor of shape {tuple(batch.shape)}; every item must be a batch, N x C x H x W."
+            )
+        return batch
+    if isinstance(batch, (list, tuple)) and batch:
+        if all(isinstance(item, Tensor) and item.dim() == 3 for item in batch):
+            return list(batch)  # a detector's list of images of different sizes
+        if isinstance(batch[0], Tensor):
+            return _inputs_of(batch[0])
+    if isinstance(batch, dict) and any(True for _ in tensors(batch)):
+        return batch  # for a model that takes one
+    raise LeanconvError(
+        f"images gave a {type(batch).__name__}; every item must be a tensor of images or a tuple that starts with one."
+    )
+
+
+def to_device(inputs: Any, device: torch.device, *, channels_last: bool = False) -> Any:
+    """Always a copy: a network may work on its input in place, and the images are needed again."""
+    layout = torch.channels_last if channels_last else torch.preserve_format
+
+    def copy(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(device, non_blocking=True, copy=True, memory_format=layout)
+
+    return map_tensors(copy, inputs)
 
 
 def _images(inputs: Any, begin: int, end: int) -> Any:
@@ -242,36 +335,3 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
-def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
-    """Batches of ``images``; those of this ``rank`` of ``world`` processes, which are all given the same images.
-
-    A shuffling or augmenting loader would give other pictures the second time, so it is read once.
-    """
-    check_images(images)
-    if isinstance(images, Tensor):
-        if images.dim() < 2:
-            raise LeanconvError(f"images is a tensor of shape {tuple(images.shape)}; give batches, N x C x H x W.")
-        images = images.split(CUT)
-    count = count_of(images)
-    source = iter(images)
-    if isinstance(images, ImageSource):
-        source = (Batch(first, len(batch), (batch,)) for first, batch in images.placed_batches(rank, world))
-    batches = Batches(source, count or 0, rank=rank, world=world)
-    if count is None:
-        list(batches)  # read all
-        batches.images, batches.read_at_once = batches._read, True
-        if not batches.images:
-            raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
-    return batches
-
-
-def to_device(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
-    """Always a copy: a network may work on its input in place, and the images are needed again."""
-    layout = torch.channels_last if channels_last else torch.preserve_format
-
-    def copy(tensor: Tensor) -> Tensor:
-        return tensor.detach().to(device, non_blocking=True, copy=True, memory_format=layout)
-
-    return map_tensors(copy, batch)

@@ -17,9 +17,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from leanconv.calibrate.batches import Batches, take
+from leanconv.calibrate.batches import Batches, check_images, take
 from leanconv.calibrate.detections import Detections
-from leanconv.calibrate.image_arguments import check_images
 from leanconv.calibrate.memory import device_share
 from leanconv.calibrate.prefetch import SHARE
 from leanconv.calibrate.streams import Streams
