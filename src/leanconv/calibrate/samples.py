@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from leanconv.calibrate.memory import Memory, Place, write_numbers
-from leanconv.calibrate.probes import Responses
+from leanconv.calibrate.probes import Probe, Responses
 from leanconv.errors import LeanconvError
 
 # The largest share of free memory for the responses of one site: the frontiers need memory too.
@@ -102,8 +102,9 @@ class Samples:
         self._memory, self._folder = memory, folder
         self._kept: dict[str, _Kept] = {}
 
-    def expect(self, name: str, *, rows: int, width: int, dtype: torch.dtype, adds: bool) -> None:
-        """About ``rows`` x ``width`` numbers will come for site ``name``, twice if it ``adds``."""
+    def expect(self, probe: Probe, rows: int, *, adds: bool) -> None:
+        """About ``rows`` responses of a probe will come, and as many addends if its site ``adds``."""
+        name, width, dtype = probe.site.name, probe.width, probe.weight.dtype
         size = rows * width * dtype.itemsize * (2 if adds else 1)
         place: Place | None = "disk"
         if self._folder is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leanconv.calibrate.batches import Batch, Batches, log, out_of_memory
 from leanconv.calibrate.memory import Memory
@@ -32,6 +32,7 @@ from leanconv.calibrate.streaming.tape import Tapes
 from leanconv.errors import LeanconvError
 from leanconv.network.user_model import copied
 from leanconv.progress import Progress
+from leanconv.solve import thinned
 from leanconv.system.stage_clock import Clock
 
 # On a CPU batches are cut so that the largest tensor of a pass has at most so many bytes. Larger ones go back to the
@@ -177,7 +178,7 @@ class Streams:
         alone = self.team.world == 1
         if self.team.lead:
             for probe in probes:
-                samples.expect(probe.site.name, **self._expected(probe))
+                samples.expect(probe, self._rows(probe), adds=bool(probe.site.adds))
         mine: dict[str, list[Piece]] = {probe.site.name: [] for probe in probes}
 
         def take(name: str, first: int, responses: Responses) -> None:
@@ -211,10 +212,9 @@ class Streams:
                 for _, responses in self.team.gather(mine.pop(name)):
                     samples.add(name, responses)
 
-    def _expected(self, probe: Probe) -> dict[str, Any]:
-        """About how large a site's sampled responses are."""
-        rows = self.batches.images * self.positions.count(probe.site.positions)
-        return {"rows": rows, "width": probe.width, "dtype": probe.weight.dtype, "adds": bool(probe.site.adds)}
+    def _rows(self, probe: Probe) -> int:
+        """About how many responses are sampled at a site."""
+        return self.batches.images * self.positions.count(probe.site.positions)
 
     def respond(
         self, probes: dict[str, Probe], dense: list[Probe], done: Container[str], step: Callable[[], None]
@@ -232,7 +232,7 @@ class Streams:
             if name in done:
                 continue
             with self.clock.stage("accelerated network"):
-                responses = [self._join(passing.pieces(probes[name], step), self._expected(probes[name])["rows"])]
+                responses = [self._join(passing.pieces(probes[name], step), self._rows(probes[name]))]
             yield number, name, responses.pop()  # nothing here holds on to it: it is large
 
     def _join(self, pieces: Iterable[Piece], rows: int) -> Responses | None:
@@ -265,3 +265,51 @@ class Streams:
                 reasons[0],
             )
         return Rerun(self.accelerated, self._source(), list(probes))
+
+
+def drawn(streams: Streams, count: int) -> list[Batch]:
+    """``count`` of this process's images, drawn by the seed, in batches as large as they are now; whole batches where
+    the result for an image depends on the others."""
+    generator = torch.Generator().manual_seed(streams.seed)
+    batches = list(streams.batches)
+    if streams.cutting is None or not streams.cutting.one_by_one:
+        order = torch.randperm(len(batches), generator=generator).tolist()
+        sizes = torch.tensor([batches[index].size for index in order]).cumsum(0)
+        # As they were given: whether the network takes channels-last maps was tried up to its last site only.
+        return [batches[index].as_given() for index in order[: 1 + int((sizes < count).sum())]]
+    places = [(piece, index) for batch in batches for piece in batch.split() for index in range(piece.size)]
+    # Not sorted: who takes half of them gets images from everywhere.
+    order = torch.randperm(len(places), generator=generator)[:count].tolist()
+    images = [piece.part(index, index + 1).pieces[0] for piece, index in (places[at] for at in order)]
+    kinds = {(image.shape[1:], image.dtype) if isinstance(image, Tensor) else None for image in images}
+    largest = max(batch.size for batch in batches) if len(kinds) == 1 and None not in kinds else 1
+    groups = [tuple(images[first : first + largest]) for first in range(0, len(images), largest)]
+    return [Batch(index * largest, len(group), group) for index, group in enumerate(groups)]
+
+
+def collected(
+    streams: Streams,
+    images: list[Batch],
+    probes: dict[str, Probe],
+    rows: int,
+    step: Callable[[], None] = lambda: None,
+) -> Samples:
+    """What ``probes`` collect in the original, at most about ``rows`` of every site, at the same positions for all
+    probes. One pass of the images; ``step`` is called for every batch."""
+    count = sum(batch.size for batch in images)
+    positions = Positions(per_image=max(1, -(-rows // count)), images=count, seed=streams.seed, device=streams.device)
+    each = {name: positions.count(probe.site.positions) for name, probe in probes.items()}
+    samples = Samples(streams.memory)
+    for name, probe in probes.items():
+        samples.expect(probe, count * each[name], adds=False)
+    sizes = {batch.first: batch.size for batch in images}
+
+    def take(name: str, first: int, responses: Responses) -> None:
+        y, most = responses.y, sizes[first] * each[name]
+        if len(y) > most:  # a layer that runs on several maps, or on other rows than images, such as boxes
+            y = y[thinned(len(y), most).to(y.device)]
+        samples.add(name, Responses(y))
+
+    device = streams.device
+    observe(streams.original, images, list(probes.values()), positions=positions, device=device, take=take, step=step)
+    return samples

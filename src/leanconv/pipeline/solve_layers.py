@@ -9,10 +9,9 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass, replace
 
-from leanconv.calibrate.image_subset import collected, drawn
 from leanconv.calibrate.probes import PatchProbe, Probe, Responses
 from leanconv.calibrate.samples import Samples
-from leanconv.calibrate.streams import Streams
+from leanconv.calibrate.streams import Streams, collected, drawn
 from leanconv.config import Options
 from leanconv.errors import LeanconvError
 from leanconv.forms.fit import Fit, Outcome, fit_layer, measure, samples_needed, split_factors
