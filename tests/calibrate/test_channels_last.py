@@ -16,7 +16,7 @@ from leanconv.calibrate.batches import Batch, take
 from leanconv.calibrate.observe import Seen
 from leanconv.calibrate.positions import Chosen
 from leanconv.calibrate.probes import Probe
-from leanconv.calibrate.processes import Team
+from leanconv.calibrate.processes import Processes
 from leanconv.calibrate.streaming import partition
 from leanconv.calibrate.streaming.partition import suits_channels_last
 from tests.support.equality import assert_equal, assert_same
@@ -154,8 +154,10 @@ def test_the_kind_of_a_channels_last_batch_is_that_of_its_copy_however_it_is_cut
 
 
 def test_where_one_process_cannot_none_takes_its_images_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, seen = Team.words, layouts(monkeypatch)
-    monkeypatch.setattr(Team, "words", lambda self, word: [True, False] if word is True else usual(self, word))
+    usual, seen = Processes.all_gather, layouts(monkeypatch)
+    monkeypatch.setattr(
+        Processes, "all_gather", lambda self, word: [True, False] if word is True else usual(self, word)
+    )
     accelerate(plain_network(), smooth_images(24, 32))
     assert seen
     assert not any(seen)

@@ -23,7 +23,7 @@ from leanconv.calibrate.observe import Seen, observe, see
 from leanconv.calibrate.positions import Positions
 from leanconv.calibrate.prefetch import Inputs, Travel
 from leanconv.calibrate.probes import Probe, Responses
-from leanconv.calibrate.processes import Team
+from leanconv.calibrate.processes import Processes
 from leanconv.calibrate.samples import Piece, Samples, join_pieces
 from leanconv.calibrate.streaming.partition import Cutting, cutting, suits_channels_last
 from leanconv.calibrate.streaming.passes import Cut, Pass, Rerun, Source, Walk
@@ -69,7 +69,7 @@ class Streams:
     samples: int  # positions looked at a layer
     memory: Memory
     travel: Travel
-    team: Team
+    team: Processes
     store: SampleStore | None
     clock: Clock
     reporter: Progress
@@ -117,7 +117,7 @@ class Streams:
             with suppress(LeanconvError):  # a network that views its maps in another way does not take them
                 result = cutting(self.original, sample, probes, self.device, plain, True)
         possible = result is not None and result.reason is None
-        return result if all(self.team.words(possible)) else None
+        return result if all(self.team.all_gather(possible)) else None
 
     def _regroup(self, largest: int) -> None:
         """Batches that suit the device, where images do not mind their company."""
@@ -132,15 +132,15 @@ class Streams:
             self.batches.join(max(1, min(min(LAUNCH, there // 64) // largest, few)))
 
     def targets(self, probes: list[Probe]) -> Samples:
-        """Responses of the original network; at the lead, the others have none."""
+        """Responses of the original network; at the main process, the others have none."""
         known, largest, images = ({}, None, None) if self.store is None else self.store.described()
         names = [probe.site.name for probe in probes]
-        if self.team.share(all(name in known for name in names)):
-            self.images = self.team.share(images) or self.images
-            if largest := self.team.share(largest):  # batches as they were; a GPU was short of memory
+        if self.team.broadcast(all(name in known for name in names)):
+            self.images = self.team.broadcast(images) or self.images
+            if largest := self.team.broadcast(largest):  # batches as they were; a GPU was short of memory
                 self.batches.cut(largest)
                 self.inputs.drop_all()
-            if self.store is None:  # the lead has them
+            if self.store is None:  # the main process has them
                 return Samples(self.memory)
             return Samples.stored(self.memory, self.store.samples, {name: known[name] for name in names})
         if self.store is None:
@@ -152,7 +152,7 @@ class Streams:
 
     def _new_targets(self, probes: list[Probe], folder: Path | None) -> Samples:
         targets = self.responses(self.original, probes, "original network", folder)
-        self.images = sum(self.team.words(self.batches.there))
+        self.images = sum(self.team.all_gather(self.batches.there))
         return targets
 
     def responses(self, network: nn.Module, probes: list[Probe], title: str, folder: Path | None = None) -> Samples:
@@ -176,7 +176,7 @@ class Streams:
         """Collect responses into the ``samples`` of the main process."""
         assert self.cutting is not None
         alone = self.team.world == 1
-        if self.team.lead:
+        if self.team.is_main:
             for probe in probes:
                 samples.expect(probe, self._rows(probe), adds=bool(probe.site.adds))
         mine: dict[str, list[Piece]] = {probe.site.name: [] for probe in probes}
@@ -239,7 +239,7 @@ class Streams:
         """The pieces of all processes as one, at the main process."""
         if self.team.world > 1:
             pieces = self.team.gather(list(pieces))
-        return join_pieces(pieces, rows) if self.team.lead else None
+        return join_pieces(pieces, rows) if self.team.is_main else None
 
     def _pass(self, probes: dict[str, Probe], dense: list[Probe]) -> Pass:
         """A pass of the accelerated network, cut into parts where it can be, the same way on every process."""
@@ -255,10 +255,10 @@ class Streams:
                 cut = Cut(self.accelerated, self._source(), scripts)
             except CannotCut as error:
                 reason = str(error)
-        reasons = [reason for reason in self.team.words(reason) if reason is not None]
+        reasons = [reason for reason in self.team.all_gather(reason) if reason is not None]
         if cut is not None and not reasons:
             return cut
-        if self.team.lead:
+        if self.team.is_main:
             log.warning(
                 "this network cannot be stopped between its layers (%s); it is run again for every layer, which takes "
                 "longer.",

@@ -174,7 +174,7 @@ class Analysis:
             selector = options.selector.prepared(self._model, streams.batches.sample(), comparable=prepared.comparable)
         self._selector = selector
         chosen: tuple[Choices, Pairs] | None = None
-        if streams.team.lead:
+        if streams.team.is_main:
             request = Request(
                 streams=streams,
                 spectra=self._spectra,
@@ -189,7 +189,7 @@ class Analysis:
                 changes=lambda choices: self._changes(choices, pairs),
             )
             chosen = selector.choose(request)
-        return streams.team.share(chosen)
+        return streams.team.broadcast(chosen)
 
     def _changes(self, choices: Choices, pairs: Pairs) -> list[Change]:
         """What choices do to the layers, those that only take in a factor included."""
@@ -208,13 +208,13 @@ class Analysis:
         self._applied = True
         self._session.begin(options)
         choices, pairs, macs = dict(plan), plan.pairs, plan.macs
-        kept = team.share(spectra.kept(prepared.pairs, prepared.survey) if team.lead else None)
+        kept = team.broadcast(spectra.kept(prepared.pairs, prepared.survey) if team.is_main else None)
         takers = {taker for _, taker in pairs}
         layers = {
             name: self._state(name, choices, macs) for name in prepared.sites if name in choices or name in takers
         }
         skipped = self._left_whole(layers)
-        energies = team.share({name: spectra.candidates[name].energy(choice) for name, choice in choices.items()})
+        energies = team.broadcast({name: spectra.candidates[name].energy(choice) for name, choice in choices.items()})
         for name, energy in energies.items():
             layers[name].energy = energy
         run = Run(
@@ -226,9 +226,9 @@ class Analysis:
             keep_targets=not self._last,
         )
         with streams.clock.stage("solving"):
-            splits = {name: spectra.split_of(name, choice) for name, choice in choices.items()} if team.lead else {}
+            splits = {name: spectra.split_of(name, choice) for name, choice in choices.items()} if team.is_main else {}
             split_filters(run, layers, {name: split for name, split in splits.items() if split is not None})
-        if team.lead and options.solver == "nonlinear" and options.forms.fitted:
+        if team.is_main and options.solver == "nonlinear" and options.forms.fitted:
             warn_of_linear_fits(layer.site for layer in layers.values() if layer.choice is not None)
         solve_layers(run, layers)
         if self._last:
@@ -258,7 +258,7 @@ class Analysis:
             source=identify(prepared.original),
             seconds=streams.clock.seconds,
             spectra=kept,
-            timing=team.share(selector.final_times(streams) if selector is not None and team.lead else None),
+            timing=team.broadcast(selector.final_times(streams) if selector is not None and team.is_main else None),
         )
 
     def _left_whole(self, layers: Mapping[str, LayerState]) -> dict[str, str]:
@@ -352,7 +352,7 @@ def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session
     targets = streams.targets(list(dense.values()))
     spectra = Spectra(dense, targets, options.forms)
     with session.clock.stage("statistics"), session.reporter.stage("statistics", len(dense)) as stage:
-        if session.team.lead:
+        if session.team.is_main:
             known = session.notes.read("spectra")
             if spectra.measure(known, stage.advance):
                 session.notes.write("spectra", known)
@@ -361,7 +361,7 @@ def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session
 
 def _open_state(session: Session, model: nn.Module, given: Batches, fitted: Batches, options: Options) -> None:
     """Check the arguments against what the workdir holds. ``fitted``: what is left of the images ``given``."""
-    shares = session.team.words(digest_of_images(given))
+    shares = session.team.all_gather(digest_of_images(given))
     if session.work is not None:
         images = hashlib.sha256(repr(sorted(item for share in shares for item in share)).encode()).hexdigest()
         facts = {"model": digest_of_model(model), "images": images, "device": session.device.type}
