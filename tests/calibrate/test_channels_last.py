@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from leanconv.calibrate import streams as streams_module
 from leanconv.calibrate.batches import Batch, take
+from leanconv.calibrate.observe import Seen
 from leanconv.calibrate.positions import Chosen
 from leanconv.calibrate.probes import Probe
-from leanconv.calibrate.processes import Team
-from leanconv.calibrate.streaming import partition as cutting_module
+from leanconv.calibrate.processes import Processes
+from leanconv.calibrate.streaming import partition
 from leanconv.calibrate.streaming.partition import suits_channels_last
 from tests.support.equality import assert_equal, assert_same
 from tests.support.networks import Centres, plain_network, residual_network
@@ -98,13 +99,13 @@ class Views(nn.Module):
 
 
 def test_a_plain_run_to_compare_with_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, usual = [], cutting_module._pass
+    plain, usual = [], partition.see
 
-    def counted(model: nn.Module, batch: Batch, *rest: Any) -> None:
+    def counted(model: nn.Module, batch: Batch, *rest: Any, **options: Any) -> dict[str, Seen]:
         plain.append(batch.size == 2 and not batch.channels_last)
-        usual(model, batch, *rest)
+        return usual(model, batch, *rest, **options)
 
-    monkeypatch.setattr(cutting_module, "_pass", counted)
+    monkeypatch.setattr(partition, "see", counted)
     accelerate(Views("flat").eval(), smooth_images(24, 32))
     assert len(plain) > 1
     assert plain.count(True) == 1
@@ -153,8 +154,10 @@ def test_the_kind_of_a_channels_last_batch_is_that_of_its_copy_however_it_is_cut
 
 
 def test_where_one_process_cannot_none_takes_its_images_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, seen = Team.words, layouts(monkeypatch)
-    monkeypatch.setattr(Team, "words", lambda self, word: [True, False] if word is True else usual(self, word))
+    usual, seen = Processes.all_gather, layouts(monkeypatch)
+    monkeypatch.setattr(
+        Processes, "all_gather", lambda self, word: [True, False] if word is True else usual(self, word)
+    )
     accelerate(plain_network(), smooth_images(24, 32))
     assert seen
     assert not any(seen)

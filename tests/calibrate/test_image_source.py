@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from leanconv.calibrate.batches import take
-from leanconv.calibrate.image_arguments import ImageSource
+from leanconv.calibrate.batches import ImageSource, take
 from leanconv.images import Pictures, Preprocess
 from tests.support.pictures import smooth_images
 
@@ -43,7 +42,7 @@ def test_a_source_places_its_batches_by_itself() -> None:
 
 
 def test_calibration_imports_no_reader_of_files() -> None:
-    script = "import sys, leanconv.calibrate.batches, leanconv.calibrate.streaming.accelerated\n"
+    script = "import sys, leanconv.calibrate.batches, leanconv.calibrate.streaming.passes\n"
     script += "assert not [name for name in sys.modules if name.startswith('leanconv.images')]"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

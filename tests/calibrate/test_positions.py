@@ -10,7 +10,7 @@ from leanconv.calibrate.batches import take
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.positions import Positions, choose_positions, conv_patches, outputs_at
 from leanconv.calibrate.probes import Probe
-from leanconv.calibrate.row_storage import Room, Rows
+from leanconv.calibrate.samples import Rows
 from leanconv.network.fold import folded
 from leanconv.network.survey import survey
 from tests.support.networks import CONV_CASES, network_of, plain_network
@@ -105,13 +105,11 @@ def test_layers_behind_the_last_probe_do_not_run() -> None:
     assert calls == []
 
 
-def test_rows_are_those_of_cat_however_many_come_and_one_table_follows_another() -> None:
-    room, generator = Room(), torch.Generator().manual_seed(0)
+def test_rows_are_those_of_cat_however_many_come() -> None:
+    generator = torch.Generator().manual_seed(0)
     for expected, sizes, dtype in ((10, (4, 3, 9), torch.float32), (5, (5,), torch.float64), (2, (1,), torch.float32)):
         pieces = [torch.randn(size, 6, generator=generator, dtype=dtype) for size in sizes]
-        rows = Rows(expected, 6, dtype, room)
+        rows = Rows(expected, 6, dtype)
         for piece in pieces:
             rows.add(piece)
-        assert torch.equal(rows.found, torch.cat(pieces))
-    first = room.table(3, 4, dtype=torch.float32)
-    assert room.table(2, 2, dtype=torch.float32).data_ptr() == first.data_ptr()
+        assert torch.equal(rows.all(), torch.cat(pieces))

@@ -13,7 +13,7 @@ import leanconv
 from leanconv.calibrate import prefetch as inputs_module
 from leanconv.calibrate.batches import Batch, Batches, take
 from leanconv.calibrate.memory import Memory, device_share
-from leanconv.calibrate.prefetch import Inputs, Travel, pieces_of, staged_copy, travelling
+from leanconv.calibrate.prefetch import Inputs, Travel, staged_copy, travelling
 from tests.support.networks import plain_network
 from tests.support.pictures import smooth_images
 
@@ -23,8 +23,8 @@ on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 def test_pieces_are_known_by_their_places_among_the_images() -> None:
     images = torch.rand(9, 3, 4, 4)
     joined = Batch(10, 9, (images[:4], images[4:]))
-    assert [key for key, _ in pieces_of(joined)] == [(10, 4), (14, 5)]
-    assert [key for key, _ in pieces_of(Batch(3, 2, ({"a": images[:2]},)))] == [(3, 2)]
+    assert [part.key for part in joined.split()] == [(10, 4), (14, 5)]
+    assert [part.key for part in Batch(3, 2, ({"a": images[:2]},)).split()] == [(3, 2)]
 
 
 def test_what_is_not_read_yet_is_not_at_hand() -> None:

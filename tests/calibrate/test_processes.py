@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import leanconv
-from leanconv.calibrate.processes import Team
+from leanconv.calibrate.processes import Processes
 from leanconv.images import Pictures, find_pictures
 from tests.support.equality import relative
 from tests.support.networks import plain_network, residual_network
@@ -85,7 +85,7 @@ def test_a_process_that_dies_ends_all_and_the_workdir_goes_on(tmp_path: Path) ->
     work = str(tmp_path / "work")
     text = f"""
 import os, leanconv.calibrate.streams
-put = leanconv.calibrate.streams.Joining.__call__
+put = leanconv.calibrate.streams.join_pieces
 count = 0
 def dies(*given):
     global count
@@ -93,7 +93,7 @@ def dies(*given):
     if count == 2:
         os.kill(os.getpid(), 9)
     return put(*given)
-leanconv.calibrate.streams.Joining.__call__ = dies
+leanconv.calibrate.streams.join_pieces = dies
 batches = list(smooth_images(40, 32).split(8))
 leanconv.accelerate(plain_network(), batches, 2.0, samples=4000, progress=False, workdir={work!r})
 """
@@ -128,11 +128,11 @@ leanconv.accelerate(plain_network(), smooth_images(40, 32), 2.0, progress=False,
 
 
 def test_alone_there_is_nothing_to_exchange() -> None:
-    team = Team(torch.device("cpu"))
-    assert team.lead
+    team = Processes(torch.device("cpu"))
+    assert team.is_main
     assert team.world == 1
-    assert team.share("plan") == "plan"
-    team.same("images", 3)
+    assert team.broadcast("plan") == "plan"
+    team.check_equal("images", 3)
 
 
 def test_pictures_are_shared_out_by_batches(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_the_original_along_its_tape_gives_what_hooks_see(
     own = Prepared.probe
     monkeypatch.setattr(Prepared, "probe", lambda self, site: replace(own(self, site), own_output=False))
     assert_same(usual, accelerate(model, images))
-    monkeypatch.setattr("leanconv.calibrate.streaming.original.Walk.knows", lambda *_: False)
+    monkeypatch.setattr("leanconv.calibrate.streaming.passes.Walk.knows", lambda *_: False)
     assert_same(usual, accelerate(model, images))
 
 
@@ -189,7 +189,7 @@ def test_tensors_that_share_memory_still_do_when_unpacked(tmp_path: object) -> N
     env = {0: base, 1: base[:, ::2], 2: base.T, 3: torch.randn(3).to(torch.float64), 4: torch.empty(0)}
     cpu = torch.device("cpu")
     memory = Memory(cpu, None)
-    written = [Packed.of(env).written(memory) for _ in range(2)] if memory.folder else []
+    written = [Packed.of(env).written(memory.file) for _ in range(2)] if memory.file else []
     for packed in [Packed.of(env), Packed.of(env).moved(cpu), *written]:
         found = packed.unpacked(cpu)
         assert all(torch.equal(found[slot], tensor) for slot, tensor in env.items())
@@ -299,7 +299,7 @@ def test_a_loader_is_read_while_the_network_runs(images: Tensor) -> None:
     assert batches.images == 24
     read = [batch.size for _, batch in zip(range(2), batches, strict=False)]
     assert read == [5, 5]
-    assert len(batches._items) == 2
+    assert len(batches.at_hand()) == 2
     assert_same(
         accelerate(plain_network().double(), DataLoader(images, batch_size=5)),
         accelerate(plain_network().double(), list(images.split(5))),

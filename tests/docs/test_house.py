@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import leanconv
 from leanconv import ThreeD
+from leanconv.calibrate.probes import Probe
 from leanconv.calibrate.samples import Samples
 from leanconv.errors import LeanconvError
 from leanconv.forms import spatial as spatial_form
@@ -175,9 +176,9 @@ def test_little_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     places: list[str | None] = []
     expect = Samples.expect
 
-    def noted(self: Samples, name: str, **facts: Any) -> None:
-        expect(self, name, **facts)
-        places.append(self._kept[name].place)
+    def noted(self: Samples, probe: Probe, rows: int, *, adds: bool) -> None:
+        expect(self, probe, rows, adds=adds)
+        places.append(self._kept[probe.site.name].place)
 
     monkeypatch.setattr(Samples, "expect", noted)
     model, images = plain_network(), smooth_images(32)

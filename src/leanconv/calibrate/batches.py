@@ -1,21 +1,21 @@
-"""The calibration images, taken once from whatever iterable the user has."""
+"""The calibration images in batches, read once from whatever iterable the user has."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
-from leanconv.calibrate.image_arguments import ImageSource, check_images, count_of, inputs_of
 from leanconv.errors import LeanconvError
 from leanconv.network.function_trace import map_tensors, tensors
 
-# A plain tensor of images is cut into batches of this size.
-CUT = 32
+CUT = 32  # images a batch, of a plain tensor
 
 log = logging.getLogger("leanconv")
 
@@ -25,13 +25,18 @@ class Batch:
     """Images that go through the network together. ``first``: how many images came before, on all ranks.
 
     ``pieces`` are inputs as the model takes them, usually one; several are tensors that become one on the device.
-    ``channels_last``: the network gets them so, whatever they are.
+    ``channels_last``: the network gets them in this layout, whatever theirs is.
     """
 
     first: int
     size: int
     pieces: tuple[Any, ...]
     channels_last: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Where its images are among all images, and how many they are."""
+        return self.first, self.size
 
     def part(self, begin: int, end: int) -> Batch:
         (inputs,) = self.pieces
@@ -41,79 +46,108 @@ class Batch:
         """In the layout the user gave them."""
         return replace(self, channels_last=False)
 
+    def split(self) -> Iterator[Batch]:
+        """A batch for every piece."""
+        first = self.first
+        for piece in self.pieces:
+            size = self.size if len(self.pieces) == 1 else len(piece)
+            yield replace(self, first=first, size=size, pieces=(piece,))
+            first += size
+
     def on(self, device: torch.device) -> Any:
         """The inputs on ``device``. Always a copy: a network may work on its input in place."""
         if len(self.pieces) == 1:
             return to_device(self.pieces[0], device, channels_last=self.channels_last)
-        whole, begin = self._whole(device), 0
-        for piece in self.pieces:
-            whole[begin : begin + len(piece)].copy_(piece, non_blocking=True)
-            begin += len(piece)
+        whole = self._empty(device)
+        for part in self.split():
+            begin = part.first - self.first
+            whole[begin : begin + part.size].copy_(part.pieces[0], non_blocking=True)
         return whole
 
     @property
     def kind(self) -> Any:
         """What decides which operations a batch runs through, as far as it shows in the batch."""
         if len(self.pieces) > 1:
-            return replace(self, pieces=(self._whole("meta"),)).kind
+            return replace(self, pieces=(self._empty("meta"),)).kind
         # Strides as a copy on the device will have them.
         layout = torch.channels_last if self.channels_last else torch.preserve_format
-        alike = [torch.empty_like(tensor, device="meta", memory_format=layout) for tensor in tensors(self.pieces)]
-        return tuple((tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in alike)
+        copies = [torch.empty_like(tensor, device="meta", memory_format=layout) for tensor in tensors(self.pieces)]
+        return tuple((tuple(copy.shape), copy.stride(), copy.dtype) for copy in copies)
 
-    def _whole(self, device: torch.device | str) -> Tensor:
-        """Room for all pieces."""
-        one, layout = self.pieces[0], torch.channels_last if self.channels_last else torch.contiguous_format
-        return torch.empty((self.size, *one.shape[1:]), dtype=one.dtype, device=device, memory_format=layout)
+    def _empty(self, device: torch.device | str) -> Tensor:
+        """A tensor for all pieces."""
+        piece, layout = self.pieces[0], torch.channels_last if self.channels_last else torch.contiguous_format
+        return torch.empty((self.size, *piece.shape[1:]), dtype=piece.dtype, device=device, memory_format=layout)
 
 
 class Batches:
-    """The batches of one rank, kept where they were given, in order. Both streams must see the same images.
+    """The batches of one rank, in order, kept as they were given and grouped anew each time they are gone through. Both
+    networks must see the same images.
 
-    ``images`` counts those of all ranks, and with them pictures that turn out to be unreadable: they have a number, by
-    which batches are placed, and no more. Where it is known beforehand images are read when they are first asked for,
-    so that decoding goes on beside the network.
+    ``images`` counts those of all ranks, and with them pictures that turn out to be unreadable: they have an index, by
+    which batches are ordered, and no more. Where the count is known images are read when they are first asked for, so
+    that decoding goes on beside the network.
     """
 
     def __init__(self, source: Iterator[Any], images: int, *, rank: int = 0, world: int = 1):
         self.images = images
-        self._source: Iterator[Any] | None = source
-        self.read_at_once = False  # they were all there before anything began
+        self.read_at_once = False  # all were read before anything began
+        self.largest: int | None = None  # what batches are cut to, if they are
+        self._joined: int | None = None  # what they are joined to, if they are
+        self._source: Iterator[Any] | None = source  # None: all of it was read
         self._rank, self._world = rank, world
-        self._items: list[Batch] = []
-        self._read = self._turn = 0
-        self._largest: int | None = None  # if batches are to be cut
-        self._joined = 0  # if they are to be joined
-        self._open: Batch | None = None
-        self._channels_last: Any = None  # shape and dtype of the images that are to be so, if any
-
-    @classmethod
-    def of(cls, batch: Batch) -> Batches:
-        """A batch alone."""
-        one = cls(iter(()), batch.size)
-        one._items = [batch]
-        return one
+        self._given: list[Batch] = []
+        self._read = self._turn = 0  # images and batches of all ranks
+        self._channels_last: Any = None  # shape and dtype of the images that get this layout, if any
 
     def __iter__(self) -> Iterator[Batch]:
-        number = 0
-        while number < len(self._items) or self._pull():
-            yield self._items[number]
-            number += 1
+        return self._grouped(self._all())
+
+    def _all(self) -> Iterator[Batch]:
+        index = 0
+        while index < len(self._given) or self._read_next():
+            yield self._given[index]
+            index += 1
+
+    def _grouped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """``batches`` as they go through the network: in its layout, cut or joined."""
+        batches = map(self._with_layout, batches)
+        if self._joined is None:
+            for batch in batches:
+                yield from _cut(batch, self.largest or batch.size)
+            return
+        group: list[Batch] = []
+        for batch in batches:
+            if group and not _joinable(group[-1], batch):
+                yield _join(group)
+                group = []
+            group.append(batch)
+            if sum(part.size for part in group) >= self._joined:
+                yield _join(group)
+                group = []
+        if group:
+            yield _join(group)
+
+    def _with_layout(self, batch: Batch) -> Batch:
+        form = _form(batch.pieces[0])
+        return replace(batch, channels_last=form is not None and form == self._channels_last)
 
     def at_hand(self) -> list[Batch]:
-        """Those that need not be read any more."""
-        return list(self._items)
+        """Those that have been read, as they were given."""
+        return list(self._given)
 
     @property
     def there(self) -> int:
         """Images of this rank that have been read."""
-        return sum(batch.size for batch in self.at_hand()) + (0 if self._open is None else self._open.size)
+        return sum(batch.size for batch in self._given)
 
     @property
     def steps(self) -> int:
         """About how many batches there are, for progress."""
-        size = self._items[0].size if self._items else CUT
-        return len(self._items) if self._source is None else max(1, -(-self.images // (size * self._world)))
+        if self._source is None:
+            return sum(1 for _ in self)
+        size = self._joined or self.largest or (self._given[0].size if self._given else CUT)
+        return max(1, -(-self.images // (size * self._world)))
 
     def sample(self, size: int = 2) -> Any:
         """The first images. Two, where there are two: a network that loops over its batch then shows that it does."""
@@ -129,60 +163,19 @@ class Batches:
 
     def channels_last(self, like: Tensor | None) -> None:
         """From now on batches of images ``like`` these are given to the network channels-last, and no others."""
-        self._channels_last = None if like is None else (like.shape[1:], like.dtype)
-        self._items = [self._laid_out(batch) for batch in self._items]
-        self._open = None if self._open is None else self._laid_out(self._open)
-
-    def _laid_out(self, batch: Batch) -> Batch:
-        one = batch.pieces[0]
-        alike = isinstance(one, Tensor) and (one.shape[1:], one.dtype) == self._channels_last
-        return replace(batch, channels_last=alike)
+        self._channels_last = _form(like)
 
     def cut(self, largest: int) -> None:
         """No batch of more than ``largest`` images from now on."""
-        self._largest, self._joined = largest, 0
-        self._close()
-        self._items = [part for batch in self._items for part in _cut(batch, largest)]
+        self.largest, self._joined = largest, None
 
     def join(self, size: int) -> None:
-        """Put batches of plain tensors together to about ``size`` images, as far as they are of one shape."""
+        """From now on batches of plain tensors of one shape are put together to about ``size`` images."""
         self._joined = size
-        items, self._items = self._items, []
-        for batch in items:
-            self._append(batch)
-        if self._source is None:
-            self._close()
-
-    def _append(self, batch: Batch) -> bool:
-        """Whether that completed a batch."""
-        batch = self._laid_out(batch)
-        if not self._joined:
-            self._items += _cut(batch, self._largest or batch.size)
-            return True
-        complete = False
-        if self._open is not None and _joinable(self._open, batch):
-            together = (*self._open.pieces, *batch.pieces)
-            batch = replace(self._open, size=self._open.size + batch.size, pieces=together)
-        else:
-            complete = self._close()
-        self._open = batch
-        return self._close() if batch.size >= self._joined else complete
-
-    def _close(self) -> bool:
-        if self._open is None:
-            return False
-        self._items.append(self._open)
-        self._open = None
-        return True
-
-    @property
-    def largest(self) -> int | None:
-        """What batches are cut to, if they are."""
-        return self._largest
 
     def halve(self) -> bool:
-        """For a device that has run out of memory; False if that is no way out."""
-        size = max((batch.size for batch in self._items), default=1)
+        """For a device that has run out of memory; False if no batch can be smaller."""
+        size = max((batch.size for batch in self._grouped(self._given)), default=1)
         if size == 1:
             return False
         log.warning("out of memory with %d images a batch; going on with %d.", size, -(-size // 2))
@@ -191,50 +184,144 @@ class Batches:
             torch.cuda.empty_cache()
         return True
 
-    def _pull(self) -> bool:
-        """Read on to this rank's next batch; False at the end."""
-        while self._source is not None:
-            try:
-                found = next(self._source)
-            except StopIteration:
-                self._source = None
-                self.images = self._read if self._world == 1 else self.images
-                break
-            if isinstance(found, Batch):  # this rank's already
-                self._read = found.first + found.size
-                if self._append(found):
-                    return True
-                continue
-            inputs = inputs_of(found)
-            size = len(next(tensors(inputs))) if isinstance(inputs, dict) else len(inputs)
-            if not size:
-                continue
-            batch, mine = Batch(self._read, size, (inputs,)), self._turn % self._world == self._rank
-            self._read += size
-            self._turn += 1
-            if mine and self._append(batch):
+    def _read_next(self) -> bool:
+        """Read this rank's next batch; False at the end."""
+        if self._source is None:
+            return False
+        for item in self._source:
+            batch = self._of_this_rank(item)
+            if batch is not None:
+                self._given.append(batch)
                 return True
-        return self._close()
+        self._source = None
+        self.images = self._read if self._world == 1 else self.images
+        return False
+
+    def _of_this_rank(self, item: Any) -> Batch | None:
+        """What the user gave as a batch; None if it is another rank's, or empty."""
+        if isinstance(item, Batch):  # placed by an ImageSource
+            self._read = item.first + item.size
+            return item
+        inputs = _inputs_of(item)
+        batch = Batch(self._read, len(next(tensors(inputs)) if isinstance(inputs, dict) else inputs), (inputs,))
+        if not batch.size:
+            return None
+        self._read += batch.size
+        self._turn += 1
+        return batch if (self._turn - 1) % self._world == self._rank else None
+
+
+def _form(inputs: Any) -> tuple[torch.Size, torch.dtype] | None:
+    """What images are alike in; None for other inputs."""
+    return (inputs.shape[1:], inputs.dtype) if isinstance(inputs, Tensor) else None
 
 
 def _joinable(a: Batch, b: Batch) -> bool:
-    one, other = a.pieces[-1], b.pieces[0]
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor) and a.first + a.size == b.first):
+    x, y = a.pieces[-1], b.pieces[0]
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and a.first + a.size == b.first):
         return False
-    alike = one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
-    return alike and one.is_contiguous() and other.is_contiguous()
+    return _form(x) == _form(y) and x.is_contiguous() and y.is_contiguous()
+
+
+def _join(batches: list[Batch]) -> Batch:
+    pieces = tuple(piece for batch in batches for piece in batch.pieces)
+    return replace(batches[0], size=sum(batch.size for batch in batches), pieces=pieces)
 
 
 def _cut(batch: Batch, largest: int) -> list[Batch]:
     if batch.size <= largest:
         return [batch]
-    if len(batch.pieces) > 1:
-        first, parts = batch.first, []
-        for piece in batch.pieces:
-            parts += _cut(replace(batch, first=first, size=len(piece), pieces=(piece,)), largest)
-            first += len(piece)
-        return parts
     return [batch.part(begin, min(begin + largest, batch.size)) for begin in range(0, batch.size, largest)]
+
+
+def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
+    """Batches of ``images``; those of this ``rank`` of ``world`` processes, which are all given the same images.
+
+    A shuffling or augmenting loader would give other pictures the second time, so it is read once.
+    """
+    check_images(images)
+    if isinstance(images, Tensor):
+        if images.dim() < 2:
+            raise LeanconvError(f"images is a tensor of shape {tuple(images.shape)}; give batches, N x C x H x W.")
+        images = images.split(CUT)
+    count = _count_of(images)
+    source = iter(images)
+    if isinstance(images, ImageSource):
+        source = (Batch(first, len(batch), (batch,)) for first, batch in images.placed_batches(rank, world))
+    batches = Batches(source, count or 0, rank=rank, world=world)
+    if count is None:
+        list(batches)  # read all
+        batches.images, batches.read_at_once = batches._read, True
+        if not batches.images:
+            raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
+    return batches
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """Images that are read while they are used, such as ``leanconv.images.Pictures``."""
+
+    @property
+    def images(self) -> int:
+        """How many there are, before any is read; some may turn out to be unreadable."""
+
+    def placed_batches(self, rank: int = 0, world: int = 1) -> Iterator[tuple[int, Tensor]]:
+        """This process's batches, each behind the number of images that come before it."""
+
+
+def check_images(images: Any) -> None:
+    """Refuse what gives no batches."""
+    if isinstance(images, (str, os.PathLike)):
+        raise LeanconvError(
+            f"images is the path {os.fspath(images)!r}; give batches of tensors, for example a DataLoader over "
+            "torchvision's ImageFolder, or use the command 'leanconv accelerate --images PATH'."
+        )
+    if not (hasattr(images, "__iter__") or hasattr(images, "__getitem__")):
+        raise LeanconvError(
+            f"images is a {type(images).__name__}, which cannot be iterated; give batches of images, for example "
+            "a DataLoader or a list of tensors."
+        )
+
+
+def _count_of(images: Any) -> int | None:
+    """How many images there are, where that can be told without reading them."""
+    if isinstance(images, DataLoader) and images.batch_size and not isinstance(images.dataset, IterableDataset):
+        try:
+            count = len(images.sampler)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+        return count // images.batch_size * images.batch_size if images.drop_last else count
+    return images.images if isinstance(images, ImageSource) else None
+
+
+def _inputs_of(batch: Any) -> Any:
+    """The part of a batch the model takes: the tensor itself, or the first of (images, labels, ...)."""
+    if isinstance(batch, Tensor):
+        if batch.dim() < 2:
+            raise LeanconvError(
+                f"images gave a tensor of shape {tuple(batch.shape)}; every item must be a batch, N x C x H x W."
+            )
+        return batch
+    if isinstance(batch, (list, tuple)) and batch:
+        if all(isinstance(item, Tensor) and item.dim() == 3 for item in batch):
+            return list(batch)  # a detector's list of images of different sizes
+        if isinstance(batch[0], Tensor):
+            return _inputs_of(batch[0])
+    if isinstance(batch, dict) and any(True for _ in tensors(batch)):
+        return batch  # for a model that takes one
+    raise LeanconvError(
+        f"images gave a {type(batch).__name__}; every item must be a tensor of images or a tuple that starts with one."
+    )
+
+
+def to_device(inputs: Any, device: torch.device, *, channels_last: bool = False) -> Any:
+    """Always a copy: a network may work on its input in place, and the images are needed again."""
+    layout = torch.channels_last if channels_last else torch.preserve_format
+
+    def copy(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(device, non_blocking=True, copy=True, memory_format=layout)
+
+    return map_tensors(copy, inputs)
 
 
 def _images(inputs: Any, begin: int, end: int) -> Any:
@@ -248,37 +335,3 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
-def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
-    """Batches of ``images``; those of this ``rank`` of ``world`` processes, which are all given the same images.
-
-    A shuffling or augmenting loader would give other pictures the second time, so it is read once.
-    """
-    check_images(images)
-    if isinstance(images, Tensor):
-        if images.dim() < 2:
-            raise LeanconvError(f"images is a tensor of shape {tuple(images.shape)}; give batches, N x C x H x W.")
-        images = images.split(CUT)
-    count = count_of(images)
-    source = iter(images)
-    if isinstance(images, ImageSource):
-        source = (Batch(first, len(batch), (batch,)) for first, batch in images.placed_batches(rank, world))
-    batches = Batches(source, count or 0, rank=rank, world=world)
-    if count is None:
-        for _ in batches:
-            pass
-        batches.images, batches.read_at_once = batches._read, True
-        if not batches.images:
-            raise LeanconvError("images is empty; give at least one batch, better a few thousand images.")
-    return batches
-
-
-def to_device(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
-    """Always a copy: a network may work on its input in place, and the images are needed again."""
-    layout = torch.channels_last if channels_last else torch.preserve_format
-
-    def copied(tensor: Tensor) -> Tensor:
-        return tensor.detach().to(device, non_blocking=True, copy=True, memory_format=layout)
-
-    return map_tensors(copied, batch)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -59,8 +60,9 @@ def device_share(device: torch.device, limit: int | None) -> int:
 
 
 class Memory:
-    """Keeps account of what is kept where. ``folder``: for files; default the system's temporary folder, if that is
-    on a disk. ``share``: ``device_share`` as it was, if something is on its way there already."""
+    """Counts the bytes that may still be kept on the device, on the host and on disk. ``folder``: for files; default
+    the system's temporary folder, if that is on a disk. ``share``: ``device_share`` as it was, if something is being
+    sent there already."""
 
     def __init__(self, device: torch.device, limit: int | None, folder: Path | None = None, share: int | None = None):
         self.device = device
@@ -72,11 +74,11 @@ class Memory:
             self._free["device"] = device_share(device, limit) if share is None else share
         if self.folder is not None:
             self._free["disk"] = shutil.disk_usage(self.folder).free // together
-        self.file = _SpanFile(self.folder) if self.folder is not None else None
+        self.file = _Scratch(self.folder) if self.folder is not None else None
 
     def reserve(self, size: int, *, share: float = 1.0, among: tuple[Place, ...] = PLACES) -> Place | None:
-        """Where ``size`` bytes may be kept, fastest first; None if nowhere. No more than a ``share`` of what is free
-        is taken."""
+        """Where ``size`` bytes may be kept, fastest first; None if nowhere. They are at most a ``share`` of what is
+        free."""
         for place in among:
             if size <= share * self._free.get(place, 0):
                 self._free[place] -= size
@@ -87,11 +89,11 @@ class Memory:
         self._free[place] += size
 
     def take_back(self, place: Place, size: int) -> None:
-        """Whatever is free: it is there already, or was just released and is needed after all."""
+        """Reserve what is there already, or was just released, without asking."""
         self._free[place] -= size
 
     def shrink(self, place: Place) -> None:
-        """There is less than was thought: keep nothing more there."""
+        """There is less than was counted: keep nothing more there."""
         self._free[place] = 0
 
     @property
@@ -101,7 +103,7 @@ class Memory:
 
 
 def _disk_folder() -> Path | None:
-    """The temporary folder, unless it is memory in disguise."""
+    """The temporary folder, unless it is in memory."""
     folder = Path(tempfile.gettempdir()).resolve()
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
@@ -112,15 +114,15 @@ def _disk_folder() -> Path | None:
 
 
 def write_numbers(tensor: Tensor, file: IO[bytes]) -> None:
-    """To an unbuffered ``file``, where it stands. A disk that is full raises an OSError that says so: numpy's own way
-    says how much it has written, and nothing where that was little."""
+    """To an unbuffered ``file``, at its position. A full disk raises an OSError that says so; numpy's ``tofile`` would
+    only count what it has written."""
     left = tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data
     while left:
         left = left[file.write(left) :]
 
 
-class _SpanFile:
-    """One file without a name for many things: it goes when this process does, whatever ends it."""
+class _Scratch:
+    """One file without a name, for many things: it goes when this process does, whatever ends it."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -128,24 +130,27 @@ class _SpanFile:
         self._end = 0
         self._spare: list[tuple[int, int]] = []  # offset, size
 
-    def write(self, flat: Tensor) -> tuple[int, int]:
+    def write(self, parts: list[Tensor]) -> tuple[int, int]:
+        """Write tensors of bytes behind one another; returns their span, an offset and a size."""
         if self._file is None:
             # It lives as long as this object.
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
-        span = next((span for span in self._spare if span[1] >= len(flat)), None)
+        size = sum(map(len, parts))
+        span = next((span for span in self._spare if span[1] >= size), None)
         if span is None:
-            span = (self._end, len(flat))
-            self._end += len(flat)
+            span = (self._end, size)
+            self._end += size
         else:
             self._spare.remove(span)
         self._file.seek(span[0])
-        write_numbers(flat, self._file)
+        for part in parts:
+            write_numbers(part, self._file)
         return span
 
-    def read(self, span: tuple[int, int], size: int) -> Tensor:
+    def read(self, span: tuple[int, int], sizes: Sequence[int]) -> list[Tensor]:
         assert self._file is not None
         self._file.seek(span[0])
-        return torch.from_numpy(np.fromfile(self._file, np.uint8, size))
+        return [torch.from_numpy(np.fromfile(self._file, np.uint8, size)) for size in sizes]
 
     def free(self, span: tuple[int, int]) -> None:
         self._spare.append(span)
@@ -155,10 +160,10 @@ class _SpanFile:
 class Packed:
     """Tensors as the memory behind them and their views of it: two that share memory still do when unpacked."""
 
-    storages: list[Tensor]  # bytes
+    storages: list[Tensor]  # bytes; none if they are in a file
     views: dict[int, tuple[int, torch.dtype, int, tuple[int, ...], tuple[int, ...]]]
-    file: _SpanFile | None = None
-    spans: tuple[tuple[int, int], ...] = ()
+    file: _Scratch | None = None
+    span: tuple[int, int] = (0, 0)
     sizes: tuple[int, ...] = ()
 
     @classmethod
@@ -167,39 +172,34 @@ class Packed:
         views = {}
         for slot, tensor in env.items():
             storage = tensor.untyped_storage()
-            key = storage.data_ptr() or -slot - 1  # tensors without numbers share nothing
+            key = storage.data_ptr() or -slot - 1  # empty tensors share nothing
             if key not in storages:
                 flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
                 storages[key] = len(storages), flat
-            number = storages[key][0]
-            views[slot] = (number, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+            index = storages[key][0]
+            views[slot] = (index, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
         return cls([flat for _, flat in storages.values()], views)
 
     def moved(self, device: torch.device) -> Packed:
         """A copy on ``device``."""
         return Packed([flat.to(device, copy=True) for flat in self.storages], self.views)
 
-    def written(self, memory: Memory) -> Packed:
+    def written(self, file: _Scratch) -> Packed:
         """A copy on disk; ``forget`` when it is not needed any more."""
-        assert memory.file is not None
-        spans = tuple(memory.file.write(flat) for flat in self.storages)
-        return Packed([], self.views, memory.file, spans, tuple(len(flat) for flat in self.storages))
+        return Packed([], self.views, file, file.write(self.storages), tuple(map(len, self.storages)))
 
     def forget(self) -> None:
-        for span in self.spans:
-            assert self.file is not None
-            self.file.free(span)
+        if self.file is not None:
+            self.file.free(self.span)
 
     def unpacked(self, device: torch.device) -> dict[int, Tensor]:
         """New tensors on ``device``; what is packed stays as it is."""
-        if self.file is not None:
-            read = [self.file.read(span, size) for span, size in zip(self.spans, self.sizes, strict=True)]
-            storages = [flat.to(device) for flat in read]
-        else:
+        if self.file is None:
             storages = [flat.to(device, copy=True) for flat in self.storages]
-        return {
-            slot: torch.empty(0, dtype=dtype, device=device).set_(
-                storages[number].untyped_storage(), offset, shape, stride
-            )
-            for slot, (number, dtype, offset, shape, stride) in self.views.items()
-        }
+        else:
+            storages = [flat.to(device) for flat in self.file.read(self.span, self.sizes)]
+
+        def view(index: int, dtype: torch.dtype, *layout: Any) -> Tensor:
+            return torch.empty(0, dtype=dtype, device=device).set_(storages[index].untyped_storage(), *layout)
+
+        return {slot: view(*form) for slot, form in self.views.items()}

@@ -1,9 +1,8 @@
-"""Images on a GPU: on their way there while Python is at other work, and kept there for the second stream.
+"""Images on a GPU: sent there while Python is at other work, and kept there for the second pass.
 
-In: batches as they were given, and how many bytes of the device they may take. Out: copies on the device that a network
-may write to. A network is looked at in Python, and a GPU's driver copies ordinary memory at a few gigabytes a second:
-one after the other the two take as long as a pass. So images that are there already set out before the network is
-looked at, on a thread and a stream of their own.
+Python takes time to look at a network, and a GPU's driver copies ordinary memory at a few gigabytes a second: one after
+the other they take as long as a pass. So images that have been read are sent before the network is looked at, on a
+thread and a CUDA stream of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -23,30 +22,22 @@ from leanconv.calibrate.batches import Batch, Batches, log, to_device
 from leanconv.calibrate.memory import Memory
 from leanconv.network.function_trace import tensors
 
-# Images set out within this share of what may be kept on the device, and later ones are kept there if they take no more
-# of what is left then: frontiers want room, too.
+# Images are sent within this share of the memory that may be kept on the device, and later ones are kept there if they
+# take no more than this of what is left then: frontiers need memory too.
 SHARE = 0.5
-# Bytes of an image's way through memory that the device reads by itself. The system has not much of that to give.
+# Bytes of pinned memory an image is copied through. The system has not much of it.
 STAGE = 32 << 20
 
-Key = tuple[int, int]  # number of the first image of a piece, images
-
-
-@dataclass
-class _Travelled:
-    """Where a piece has come to, and the moment its numbers are all there."""
-
-    tensor: Tensor
-    there: torch.cuda.Event
+Key = tuple[int, int]  # of a batch
 
 
 class Travel:
-    """Pieces of batches that were sent to the device, by their places among the images."""
+    """Pieces of batches that were sent to the device."""
 
     def __init__(self, device: torch.device):
         self._device = device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="leanconv-images")
-        self._sent: dict[Key, tuple[Future[_Travelled], int]] = {}
+        self._sent: dict[Key, tuple[Future[tuple[Tensor, torch.cuda.Event]], int]] = {}
 
     @property
     def bytes(self) -> int:
@@ -54,18 +45,18 @@ class Travel:
         return sum(size for _, size in self._sent.values())
 
     def send(self, batches: Batches, room: int) -> None:
-        """Those at hand, the first ones, as far as they fit into ``room`` bytes of the device."""
+        """The first of those that have been read, as many as fit into ``room`` bytes of the device."""
         if self._device.type != "cuda":
             return
         stream = torch.cuda.Stream(self._device)
-        for batch in batches.at_hand():
-            for key, piece in pieces_of(batch):
-                if not isinstance(piece, Tensor) or piece.device.type != "cpu":
-                    return
-                room -= piece.nbytes
-                if room < 0:
-                    return
-                self._sent[key] = self._thread.submit(_carried, piece, self._device, stream), piece.nbytes
+        for part in (part for batch in batches.at_hand() for part in batch.split()):
+            (piece,) = part.pieces
+            if not isinstance(piece, Tensor) or piece.device.type != "cpu":
+                return
+            room -= piece.nbytes
+            if room < 0:
+                return
+            self._sent[part.key] = self._thread.submit(_carried, piece, self._device, stream), piece.nbytes
 
     def take(self, key: Key) -> Tensor | None:
         """A piece that was sent, once: waits until it is there. None if it was not, or did not arrive."""
@@ -73,16 +64,16 @@ class Travel:
         if sent is None:
             return None
         try:
-            found = sent[0].result()
+            tensor, there = sent[0].result()
         except Exception as error:
-            # The device has no room, or the system no memory to stage in. The ordinary way says so if it is worse.
-            log.debug("images did not travel ahead: %s", error)
+            # No memory on the device, or none to pin. If it is worse, the ordinary way will say so.
+            log.debug("images could not be sent ahead: %s", error)
             self.end()
             return None
         now = torch.cuda.current_stream(self._device)
-        now.wait_event(found.there)
-        found.tensor.record_stream(now)
-        return found.tensor
+        now.wait_event(there)
+        tensor.record_stream(now)
+        return tensor
 
     def end(self) -> None:
         """Send no more, and forget what nobody took."""
@@ -92,7 +83,7 @@ class Travel:
 
 @contextmanager
 def travelling(device: torch.device) -> Iterator[Travel]:
-    """Whatever happens inside the block, nothing is on its way behind it."""
+    """Whatever happens inside the block, nothing is being sent behind it."""
     travel = Travel(device)
     try:
         yield travel
@@ -100,17 +91,17 @@ def travelling(device: torch.device) -> Iterator[Travel]:
         travel.end()
 
 
-def _carried(piece: Tensor, device: torch.device, stream: torch.cuda.Stream) -> _Travelled:
-    """By way of memory the device reads by itself, where it is contiguous: the driver's own way there stops what Python
-    asks for meanwhile."""
+def _carried(piece: Tensor, device: torch.device, stream: torch.cuda.Stream) -> tuple[Tensor, torch.cuda.Event]:
+    """A copy on the device, and the event after which it is complete. Through pinned memory, if the piece is
+    contiguous: the driver's own way would block what Python asks for meanwhile."""
     with torch.cuda.stream(stream):
         moved = torch.empty_like(piece, device=device, requires_grad=False)
         staged_copy(piece, moved, lambda count: torch.empty(count, dtype=piece.dtype, pin_memory=True))
-        return _Travelled(moved, stream.record_event())
+        return moved, stream.record_event()
 
 
 def staged_copy(piece: Tensor, moved: Tensor, stage: Callable[[int], Tensor]) -> None:
-    """``piece`` into ``moved``, part by part through what ``stage`` gives for so many numbers."""
+    """``piece`` into ``moved``, part by part through memory that ``stage`` gives for so many numbers."""
     piece = piece.detach()
     if not piece.is_contiguous():
         moved.copy_(piece)
@@ -119,7 +110,7 @@ def staged_copy(piece: Tensor, moved: Tensor, stage: Callable[[int], Tensor]) ->
     for begin in range(0, len(source), most):
         part = source[begin : begin + most]
         staged = stage(len(part))
-        # One thread is enough: torch's copy would take all cores from whoever looks at the network.
+        # On one thread: torch's copy would take all cores from the code that looks at the network.
         np.copyto(staged.view(torch.uint8).numpy(), part.view(torch.uint8).numpy())
         goal[begin : begin + most].copy_(staged, non_blocking=True)
 
@@ -135,31 +126,32 @@ class Inputs:
             memory.take_back("device", travel.bytes)
 
     def get(self, batch: Batch) -> Any:
-        """A copy that may be written to."""
+        """The batch on the device: a copy that may be written to."""
         device = self._memory.device
         if device.type != "cuda":
             return batch.on(device)
-        there = tuple(self._there(key, piece) for key, piece in pieces_of(batch))
-        return replace(batch, pieces=there).on(device)
+        pieces = tuple(self._there(part.key, part.pieces[0]) for part in batch.split())
+        return replace(batch, pieces=pieces).on(device)
 
     def _there(self, key: Key, piece: Any) -> Any:
+        """A piece on the device, which must not be written to."""
         if key in self._kept:
             return self._kept[key]
         if all(tensor.device == self._memory.device for tensor in tensors(piece)):
             return piece
         sent = self._travel.bytes
-        found = self._travel.take(key)
-        if found is None:
-            if sent > self._travel.bytes:  # what did not arrive takes no room
+        copy: Any = self._travel.take(key)
+        if copy is None:
+            if sent > self._travel.bytes:  # what did not arrive takes no memory
                 self._memory.release("device", sent - self._travel.bytes)
-            found = self._moved(piece)
-            if not self._keeps or self._memory.reserve(_bytes(found), share=SHARE, among=("device",)) is None:
-                return found
-        self._kept[key] = found
-        return found
+            copy = self._moved(piece)
+            if not self._keeps or self._memory.reserve(_bytes(copy), share=SHARE, among=("device",)) is None:
+                return copy
+        self._kept[key] = copy
+        return copy
 
     def _moved(self, piece: Any) -> Any:
-        """On a stream of its own: images travel while the network is still at work on the ones before."""
+        """On a stream of its own: images are copied while the network still works on the ones before."""
         now = torch.cuda.current_stream(self._memory.device)
         with torch.cuda.stream(self._lane):
             moved = to_device(piece, self._memory.device)
@@ -173,14 +165,13 @@ class Inputs:
         return torch.cuda.Stream(self._memory.device)
 
     def drop(self, batch: Batch) -> None:
-        """They are not needed any more."""
-        for key, _ in pieces_of(batch):
-            kept = self._kept.pop(key, None)
-            if kept is not None:
-                self._memory.release("device", _bytes(kept))
+        """It is not needed any more."""
+        for part in batch.split():
+            if part.key in self._kept:
+                self._memory.release("device", _bytes(self._kept.pop(part.key)))
 
     def drop_all(self) -> bool:
-        """The device is short of memory: keep none any more. Whether there were some."""
+        """The device is short of memory: keep none any more. Returns whether there were some."""
         kept = self._travel.bytes + sum(map(_bytes, self._kept.values()))
         if kept:
             self._memory.release("device", kept)
@@ -188,14 +179,6 @@ class Inputs:
         self._kept.clear()
         self._keeps = False
         return kept > 0
-
-
-def pieces_of(batch: Batch) -> Iterator[tuple[Key, Any]]:
-    first = batch.first
-    for piece in batch.pieces:
-        size = batch.size if len(batch.pieces) == 1 else len(piece)
-        yield (first, size), piece
-        first += size
 
 
 def _bytes(inputs: Any) -> int:

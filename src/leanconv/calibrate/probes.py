@@ -1,4 +1,4 @@
-"""What is measured at a site: its responses at some positions."""
+"""What is computed at a site: its responses at some positions."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Responses:
 class Probe:
     """What to compute at a site from its input: ``weight`` (d x c x kernel, c of one group) and ``bias`` (d).
 
-    ``split``: two factors the weight is the product of. ``own_output``: what the layer itself gives, batch norm
-    included, is the response, and no worse for being computed by the network. ``halfway``: not the responses are
-    collected but what the second factor sees, n x (r k); ``responses`` makes them of it.
+    ``split``: two factors the weight is the product of. ``own_output``: the layer's own output, batch norm included, is
+    the response; the network may compute it. ``halfway``: not the responses are collected but what the second factor
+    sees, n x (r k); ``responses`` makes responses of it.
     """
 
     site: Site
@@ -69,12 +69,11 @@ class Probe:
         return prod(geometry.out_size(KINDS[geometry.kind].map_size(x)))
 
     def outputs(self, y: Tensor, chosen: Chosen) -> Tensor:
-        """Of an output of the layer, at ``chosen`` positions: (N p) x d. A copy: the network may go on to work in place
-        on it."""
+        """An output of the layer at ``chosen`` positions: (N p) x d. A copy: the network may change it in place."""
         return outputs_at(y, self.site.geometry.kind, chosen).to(self.weight.dtype)
 
     def from_input(self, x: Tensor, chosen: Chosen) -> Tensor:
-        """Responses at ``chosen`` positions to the layer's input ``x``: (N p) x d.
+        """Responses to the layer's input ``x`` at ``chosen`` positions: (N p) x d.
 
         From gathered patches where few positions are chosen; where gathering them would cost more, from the whole
         layer, or its first factor.
@@ -89,10 +88,9 @@ class Probe:
         if even:
             ways["whole"] = every * geometry.patch * d
         if even and self.split is not None:
-            rank, between = len(self.split.first), prod(self._first_geometry().out_size(_size(x)))
-            ways["first"] = rank * (
-                between * self.split.first[0].numel() + sampled * prod(self.split.second.shape[2:]) * (GATHER + d)
-            )
+            first, second = self.split.first, self.split.second
+            between = prod(self._factor_geometries(_size(x))[0].out_size(_size(x)))
+            ways["first"] = len(first) * (between * first[0].numel() + sampled * prod(second.shape[2:]) * (GATHER + d))
         way = min(ways, key=lambda way: ways[way])
         if way == "patches":
             return self._product(conv_patches(x, geometry, chosen), self.weight)
@@ -113,45 +111,32 @@ class Probe:
         if not _even(geometry, _size(x)):
             patches = conv_patches(x, geometry, chosen).to(first.dtype)
             return self.split.seen(patches.reshape(len(patches), geometry.in_channels, *geometry.kernel))
-        g = self._first_geometry()
-        padding = tuple(p if s else 0 for p, s in zip(geometry.margins(_size(x))[0], self._first_spans, strict=True))
-        g = replace(g, padding=padding, padding_after=None)
-        between = KINDS[g.kind].compute(x.to(first.dtype), first, None, g)
-        return conv_patches(between, self._second_geometry(_size(x)), chosen)
+        first_geometry, second_geometry = self._factor_geometries(_size(x))
+        between = KINDS[geometry.kind].compute(x.to(first.dtype), first, None, first_geometry)
+        return conv_patches(between, second_geometry, chosen)
 
-    @property
-    def _first_spans(self) -> tuple[bool, ...]:
-        """The dimensions along which the first factor filters; it has their stride, padding and dilation, and the
-        second one those of the others."""
+    def _factor_geometries(self, in_size: tuple[int, ...]) -> tuple[Geometry, Geometry]:
+        """Of the first factor and the second, for equal padding on both sides: each has the layer's kernel, stride,
+        padding and dilation along its own dimensions. Along the others its filters have size 1."""
         assert self.split is not None
-        return tuple(size > 1 for size in self.split.first.shape[2:])
+        g, first = self.site.geometry, self.split.first
+        spans = tuple(size > 1 for size in first.shape[2:])
 
-    def _first_geometry(self) -> Geometry:
-        return self._along(self._first_spans, self.site.geometry.in_channels)
+        def along(dimensions: tuple[bool, ...], in_channels: int) -> Geometry:
+            def pick(values: tuple[int, ...], neutral: int) -> tuple[int, ...]:
+                return tuple(value if own else neutral for value, own in zip(values, dimensions, strict=True))
 
-    def _second_geometry(self, in_size: tuple[int, ...]) -> Geometry:
-        assert self.split is not None
-        others = tuple(not spans for spans in self._first_spans)
-        g = self._along(others, len(self.split.first))
-        padding = tuple(p if s else 0 for p, s in zip(self.site.geometry.margins(in_size)[0], others, strict=True))
-        return replace(g, padding=padding, padding_after=None)
+            return replace(
+                g,
+                in_channels=in_channels,
+                kernel=pick(g.kernel, 1),
+                stride=pick(g.stride, 1),
+                padding=pick(g.margins(in_size)[0], 0),
+                padding_after=None,
+                dilation=pick(g.dilation, 1),
+            )
 
-    def _along(self, dimensions: tuple[bool, ...], in_channels: int) -> Geometry:
-        """The layer's geometry along some dimensions, and filters of size 1 along the others."""
-        g = self.site.geometry
-
-        def kept(values: tuple[int, ...], neutral: int) -> tuple[int, ...]:
-            return tuple(value if keep else neutral for value, keep in zip(values, dimensions, strict=True))
-
-        return replace(
-            g,
-            in_channels=in_channels,
-            kernel=kept(g.kernel, 1),
-            stride=kept(g.stride, 1),
-            padding=g.padding if isinstance(g.padding, str) else kept(g.padding, 0),
-            padding_after=None if g.padding_after is None else kept(g.padding_after, 0),
-            dilation=kept(g.dilation, 1),
-        )
+        return along(spans, g.in_channels), along(tuple(not own for own in spans), len(first))
 
     def _product(self, patches: Tensor, weight: Tensor) -> Tensor:
         """Patches n x (C k) -> responses n x d."""

@@ -1,6 +1,6 @@
 """The processes of one job, through torch.distributed: images are shared out, one process solves.
 
-Every exchange begins with a word from each process whether it is well, so that an error in one ends all.
+Before every exchange each process says whether it has failed, so that an error in one ends all.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from leanconv.errors import LeanconvError
 T = TypeVar("T")
 
 
-class Team:
-    """This process and its fellows; alone without an initialised process group."""
+class Processes:
+    """This process and the others of its job; alone without an initialised process group."""
 
     def __init__(self, device: torch.device):
         together = dist.is_available() and dist.is_initialized()
@@ -34,13 +34,13 @@ class Team:
         self._device = device if on_gpu and device.type == "cuda" else torch.device("cpu")
 
     @property
-    def lead(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process solves."""
         return self.rank == 0
 
-    def same(self, what: str, value: T) -> None:
+    def check_equal(self, what: str, value: T) -> None:
         """Refuse to go on where processes were given different things."""
-        values = self.words(value)
+        values = self.all_gather(value)
         for rank, other in enumerate(values):
             if other != values[0]:
                 raise LeanconvError(
@@ -48,45 +48,44 @@ class Team:
                     "process the same, they share the work out."
                 )
 
-    def share(self, value: T | None) -> T:
-        """The lead's ``value``, everywhere."""
+    def broadcast(self, value: T | None) -> T:
+        """The main process's ``value``, everywhere."""
         if self.world > 1:
-            self._well()
-            # Saved as bytes: a tensor then arrives on this process's device, not on one named like the lead's.
+            self._exchange_health(None)
+            # Saved as bytes: a tensor then arrives on this process's device, not on one named like the main process's.
             # Plans and fits are classes of ours; torch.distributed pickles between the processes of a job anyway.
             held = io.BytesIO()
-            if self.lead:
+            if self.is_main:
                 torch.save(value, held)
             box: list[Any] = [held.getvalue()]
             dist.broadcast_object_list(box, 0, device=self._device)
-            if not self.lead:
+            if not self.is_main:
                 value = torch.load(io.BytesIO(box[0]), map_location=self._home, weights_only=False)
         return value  # type: ignore[return-value]
 
     def gather(self, pieces: list[Piece]) -> list[Piece]:
-        """Everybody's pieces in the order of the images, at the lead; nothing elsewhere."""
+        """Everybody's pieces in the order of the images, at the main process; nothing elsewhere."""
         if self.world == 1:
             return pieces
-        self._well()
-        # An addend need not be as wide as what it is added behind: halfway, that is not the response yet.
-        facts = [
-            (first, found.y.dtype, found.y.shape, None if found.addend is None else found.addend.shape)
-            for first, found in pieces
+        self._exchange_health(None)
+        # An addend need not be as wide as ``y``: halfway, that is not the response yet.
+        forms = [
+            (first, part.y.dtype, part.y.shape, None if part.addend is None else part.addend.shape)
+            for first, part in pieces
         ]
-        known: list[Any] = [None] * self.world
-        dist.all_gather_object(known, facts)
-        if not self.lead:
-            for _, found in pieces:
-                for tensor in (found.y, found.addend):
+        forms_of_all = self._gather_objects(forms)
+        if not self.is_main:
+            for _, part in pieces:
+                for tensor in (part.y, part.addend):
                     if tensor is not None:
                         dist.send(tensor.contiguous().to(self._device), 0)
             return []
         everybody = list(pieces)
         for rank in range(1, self.world):
-            for first, dtype, shape, addend in known[rank]:
+            for first, dtype, shape, addend_shape in forms_of_all[rank]:
                 y = self._receive(shape, dtype, rank)
-                added = None if addend is None else self._receive(addend, dtype, rank)
-                everybody.append((first, Responses(y, added)))
+                addend = None if addend_shape is None else self._receive(addend_shape, dtype, rank)
+                everybody.append((first, Responses(y, addend)))
         return sorted(everybody, key=lambda piece: piece[0])
 
     def _receive(self, shape: Any, dtype: torch.dtype, rank: int) -> Tensor:
@@ -94,48 +93,45 @@ class Team:
         dist.recv(tensor, rank)
         return tensor.to(self._home)
 
-    def words(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """Everybody's small ``value``, everywhere, in the order of ranks."""
         if self.world == 1:
             return [value]
-        self._well()
-        found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, value)
-        return found
-
-    def _well(self) -> None:
         self._exchange_health(None)
+        return self._gather_objects(value)
+
+    def _gather_objects(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
 
     @contextlib.contextmanager
-    def ending_all(self) -> Iterator[None]:
+    def ending_together(self) -> Iterator[None]:
         """An error of one process inside the block ends all, with its message."""
         try:
             yield
-            self.words("done")  # who fails up to here ends all
+            self.all_gather("done")  # who fails up to here ends all
         except Failed:
             raise
         except BaseException as error:
-            self.fail(" ".join(str(error).split())[:300] or type(error).__name__)
+            message = " ".join(str(error).split())[:300] or type(error).__name__
+            if self.world > 1:  # the others wait for this process in their next exchange
+                with contextlib.suppress(Exception):
+                    self._exchange_health(message)
             raise
 
-    def fail(self, message: str) -> None:
-        """Tell the others, who wait for this process in their next exchange."""
-        if self.world > 1:
-            with contextlib.suppress(Exception):
-                self._exchange_health(message)
-
     def _exchange_health(self, trouble: str | None) -> None:
-        found: list[Any] = [None] * self.world
+        """Before every exchange: a process that fails tells the others, who end, too."""
         try:
-            dist.all_gather_object(found, trouble)
+            failures = self._gather_objects(trouble)
         except Exception as error:
             raise LeanconvError(
                 f"another process of the job ended ({type(error).__name__}); start it again, with the same workdir to "
                 "go on where it stopped."
             ) from error
-        for rank, said in enumerate(found):
-            if said is not None and trouble is None:
-                raise Failed(f"process {rank} of the job failed: {said}")
+        for rank, failure in enumerate(failures):
+            if failure is not None and trouble is None:
+                raise Failed(f"process {rank} of the job failed: {failure}")
 
 
 class Failed(LeanconvError):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from leanconv.calibrate.processes import Team
+from leanconv.calibrate.processes import Processes
 from leanconv.errors import LeanconvError, unknown_name, warn
 from leanconv.evaluation.class_names import ClassIndices, class_indices, detector_labels, labelled
 from leanconv.evaluation.classification import NAMELESS, Accuracy, accuracy, answers
@@ -98,7 +98,7 @@ def evaluate(
     file = None if classes is None else Path(classes)
     place, homes = device_of(networks[0]), [device_of(network) for network in networks]
     place = place if device is None else parse_device(device)
-    run = _Run(named, data, place, Team(place), batch or (8 if detectors else 32), workers, progress)
+    run = _Run(named, data, place, Processes(place), batch or (8 if detectors else 32), workers, progress)
     try:
         if detectors:
             return run.detect(file, categories, split, metric or "voc", limit)
@@ -115,7 +115,7 @@ class _Run:
     named: list[tuple[str, nn.Module]]
     data: Any
     device: torch.device
-    team: Team
+    team: Processes
     batch: int
     workers: int
     progress: bool
@@ -176,7 +176,7 @@ class _Run:
             split = split or next((name for name in HELD_OUT if name in splits(self.data)), None)
             scenes = find_scenes(self.data, split=split)
             about = {"data": str(self.data), "split": split, "clipped": scenes.clipped, "dropped": scenes.dropped}
-            if scenes.remark and self.team.lead:
+            if scenes.remark and self.team.is_main:
                 warn(scenes.remark)
             scenes = scenes.spread(limit or len(scenes))
             if not any(bool((~scene.objects.difficult).any()) for scene in scenes.scenes):
@@ -234,13 +234,13 @@ class _Run:
 
     def _of_all(self, what: str, steps: int, compute: Callable[[Callable[[], None]], T]) -> list[T]:
         """What every process computes, in each of them."""
-        with self.team.ending_all(), reporter(self.progress and self.team.lead).stage(what, steps) as stage:
+        with self.team.ending_together(), reporter(self.progress and self.team.is_main).stage(what, steps) as stage:
             mine = compute(stage.advance)
-        return self.team.words(mine)
+        return self.team.all_gather(mine)
 
     def _unreadable(self, bad: list[str], total: int | None) -> list[str]:
         """Names from all processes: too many of ``total`` may be more than any process has seen."""
-        names = [name for each in self.team.words(bad) for name in each]
+        names = [name for each in self.team.all_gather(bad) for name in each]
         if total is not None:
             refuse_too_many(names, total)
         return names

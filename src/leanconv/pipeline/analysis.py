@@ -15,9 +15,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from leanconv.calibrate.batches import Batches, take
+from leanconv.calibrate.batches import Batches, check_images, take
 from leanconv.calibrate.detections import Detections
-from leanconv.calibrate.image_arguments import check_images
 from leanconv.calibrate.memory import device_share
 from leanconv.calibrate.prefetch import SHARE
 from leanconv.calibrate.streams import Streams
@@ -167,7 +166,7 @@ class Analysis:
         if selector is None or options is not prepared.options:
             selector = options.selector.prepared(self._model, streams.batches.sample(), comparable=prepared.comparable)
         chosen: tuple[Choices, Pairs] | None = None
-        if streams.team.lead:
+        if streams.team.is_main:
             request = Request(
                 streams=streams,
                 spectra=self._spectra,
@@ -182,7 +181,7 @@ class Analysis:
                 changes=lambda choices: self._changes(choices, pairs),
             )
             chosen = selector.choose(request)
-        return self._as_plan(*streams.team.share(chosen), options, selector)
+        return self._as_plan(*streams.team.broadcast(chosen), options, selector)
 
     def _changes(self, choices: Choices, pairs: Pairs) -> list[Change]:
         """What choices do to the layers, those that only take in a factor included."""
@@ -201,13 +200,13 @@ class Analysis:
         self._applied = True
         self._session.begin(options, plan.to_json())
         choices, pairs, macs = dict(plan), plan.pairs, plan.macs
-        kept = team.share(spectra.kept(prepared.pairs, prepared.survey) if team.lead else None)
+        kept = team.broadcast(spectra.kept(prepared.pairs, prepared.survey) if team.is_main else None)
         takers = {taker for _, taker in pairs}
         layers = {
             name: self._state(name, choices, macs) for name in prepared.sites if name in choices or name in takers
         }
         skipped = self._left_whole(layers, by_hand=isinstance(options.ranks, Mapping))
-        energies = team.share({name: spectra.candidates[name].energy(choice) for name, choice in choices.items()})
+        energies = team.broadcast({name: spectra.candidates[name].energy(choice) for name, choice in choices.items()})
         for name, energy in energies.items():
             layers[name].energy = energy
         run = Run(
@@ -219,9 +218,9 @@ class Analysis:
             keep_targets=not self._last,
         )
         with streams.clock.stage("solving"):
-            splits = {name: spectra.split_of(name, choice) for name, choice in choices.items()} if team.lead else {}
+            splits = {name: spectra.split_of(name, choice) for name, choice in choices.items()} if team.is_main else {}
             split_filters(run, layers, {name: split for name, split in splits.items() if split is not None})
-        if team.lead and options.solver == "nonlinear" and options.forms.fitted:
+        if team.is_main and options.solver == "nonlinear" and options.forms.fitted:
             warn_of_linear_fits(layer.site for layer in layers.values() if layer.choice is not None)
         solve_layers(run, layers)
         if self._last:
@@ -251,7 +250,7 @@ class Analysis:
             source=identify(prepared.original),
             seconds=streams.clock.seconds,
             spectra=kept,
-            timing=team.share(selector.final_times(streams) if selector is not None and team.lead else None),
+            timing=team.broadcast(selector.final_times(streams) if selector is not None and team.is_main else None),
         )
 
     def _left_whole(self, layers: Mapping[str, LayerState], *, by_hand: bool) -> dict[str, str]:
@@ -353,7 +352,7 @@ def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session
     targets = streams.targets(list(dense.values()))
     spectra = Spectra(dense, targets, options.forms)
     with session.clock.stage("statistics"), session.reporter.stage("statistics", len(dense)) as stage:
-        if session.team.lead:
+        if session.team.is_main:
             known = session.notes.read("spectra")
             if spectra.measure(known, stage.advance):
                 session.notes.write("spectra", known)

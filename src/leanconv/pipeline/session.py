@@ -15,7 +15,7 @@ from torch import nn
 from leanconv.calibrate.batches import Batches
 from leanconv.calibrate.memory import Memory, device_share
 from leanconv.calibrate.prefetch import travelling
-from leanconv.calibrate.processes import Team
+from leanconv.calibrate.processes import Processes
 from leanconv.config import Options
 from leanconv.network.user_model import check_model, device_of, parse_device
 from leanconv.progress import reporter
@@ -60,9 +60,9 @@ class Session:
         check_model(model)
         self.device = device_of(model) if device is None else parse_device(device)
         self.progress, self._seed, self._limit = progress, seed, limit
-        self.team = Team(self.device)
+        self.team = Processes(self.device)
         self.clock = Clock(self.device)
-        self.reporter = reporter(progress and self.team.lead)
+        self.reporter = reporter(progress and self.team.is_main)
         self.share = device_share(self.device, limit)
         self.keeps_state = workdir is not None
         self.work: Workdir | None = None  # of the main process; the others keep nothing
@@ -80,9 +80,9 @@ class Session:
             quiet_collector(),
             heap_at_hand(),
             torch.inference_mode(False),
-            self.team.ending_all(),
+            self.team.ending_together(),
         ):
-            if self._workdir is not None and self.work is None and self.team.lead:
+            if self._workdir is not None and self.work is None and self.team.is_main:
                 self.work = Workdir(self._workdir)
                 self._stack.callback(self.work.close)
             yield
@@ -97,14 +97,14 @@ class Session:
 
     def check_alike(self, model: nn.Module, batches: Batches, options: Options) -> None:
         """Refuse to go on where the processes were given different things."""
-        self.team.same("arguments", [options.to_json(), not self.keeps_state])
-        self.team.same("images", batches.images)
+        self.team.check_equal("arguments", [options.to_json(), not self.keeps_state])
+        self.team.check_equal("images", batches.images)
         if self.team.world > 1:
-            self.team.same("weights", digest_of_model(model))
+            self.team.check_equal("weights", digest_of_model(model))
 
     def open_workdir(self, model: nn.Module, given: Batches, fitted: Batches, options: Options) -> None:
         """Check the arguments against what the workdir holds. ``fitted``: what is left of the images ``given``."""
-        shares = self.team.words(digest_of_images(given))
+        shares = self.team.all_gather(digest_of_images(given))
         if self.work is not None:
             images = hashlib.sha256(repr(sorted(item for share in shares for item in share)).encode()).hexdigest()
             facts = {"model": digest_of_model(model), "images": images, "device": self.device.type}

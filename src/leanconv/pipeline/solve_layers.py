@@ -9,10 +9,9 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass, replace
 
-from leanconv.calibrate.image_subset import collected, drawn
 from leanconv.calibrate.probes import PatchProbe, Probe, Responses
 from leanconv.calibrate.samples import Samples
-from leanconv.calibrate.streams import Streams
+from leanconv.calibrate.streams import Streams, collected, drawn
 from leanconv.config import Options
 from leanconv.errors import LeanconvError
 from leanconv.forms.fit import Fit, Outcome, fit_layer, measure, samples_needed, split_factors
@@ -42,13 +41,13 @@ class Run:
 
     def solved_before(self) -> dict[str, Fit]:
         """The layers an earlier process has solved."""
-        return self.streams.team.share({} if self.work is None else self.work.solved(self.streams.device))
+        return self.streams.team.broadcast({} if self.work is None else self.work.solved(self.streams.device))
 
     def keep(self, number: int, name: str, fit: Fit | None) -> Fit:
         """The main process's ``fit``, everywhere, and in the workdir."""
         if self.work is not None and fit is not None:
             self.work.keep_solved(number, name, fit)
-        return self.streams.team.share(fit)
+        return self.streams.team.broadcast(fit)
 
     def put(self, layer: LayerState, factors: Factors) -> None:
         if layer.choice is not None:
@@ -112,7 +111,7 @@ def _solve_symmetric(run: Run, layers: Layers) -> None:
         for number, (name, layer) in enumerate(chosen.items(), 1):
             if name not in known:
                 fit: Fit | None = None
-                if streams.team.lead:
+                if streams.team.is_main:
                     with streams.clock.stage("solving"):
                         target = run.targets.get(name)
                         fit = _fit(run, layer, target, target if inputs is run.targets else inputs.get(name))
@@ -142,13 +141,13 @@ def _measure(run: Run, layers: Layers) -> None:
         return
     streams, errors = run.streams, {}
     seen = streams.responses(streams.accelerated, [layer.probe for layer in layers.values()], "measuring")
-    if streams.team.lead:
+    if streams.team.is_main:
         with streams.reporter.stage("errors", len(layers)) as stage:
             for number, (name, layer) in enumerate(layers.items(), 1):
                 errors[name] = measure(layer.site, run.targets.get(name), seen.get(name))
                 stage.advance()
                 stage.solved(layer.described(errors[name]), number, len(layers))
-    for name, error in streams.team.share(errors).items():
+    for name, error in streams.team.broadcast(errors).items():
         layers[name].outcome = Outcome(error)
 
 
@@ -190,9 +189,9 @@ def split_filters(run: Run, layers: Layers, splits: dict[str, TwoStep]) -> None:
     """Split the filters of the layers whose form wants that: ``splits`` of the main process, as another machine may
     round its eigenvectors elsewhere. Forms may improve theirs by what their layers see."""
     shared: dict[str, TwoStep] | None = None
-    if run.streams.team.lead:
+    if run.streams.team.is_main:
         shared = {**splits, **_improved(run, layers, splits)}
-    for name, split in run.streams.team.share(shared).items():
+    for name, split in run.streams.team.broadcast(shared).items():
         layers[name].split_into(split, free=run.options.free_filters)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from leanconv import __version__
-from leanconv.calibrate.processes import Team
+from leanconv.calibrate.processes import Processes
 from leanconv.errors import LeanconvError, listing, whole
 from leanconv.network.user_model import check_model, copied, device_of, parse_device
 from leanconv.progress import reporter
@@ -129,8 +129,8 @@ def finetune(
     config = FinetuneConfig(distill=original is not None, **options)
     workers = whole("workers", workers, 0)
     place = device_of(model) if device is None else parse_device(device)
-    team = Team(place)
-    with untouched_rng(config.seed), torch.inference_mode(False), torch.enable_grad(), team.ending_all():
+    team = Processes(place)
+    with untouched_rng(config.seed), torch.inference_mode(False), torch.enable_grad(), team.ending_together():
         examples = Examples(data, original is None, augment, workers)
         held = examples if validation is None else Examples(validation, original is None, None, workers)
         split = Split.of(examples, held, holdout=config.holdout, seed=config.seed, world=team.world)
@@ -144,13 +144,13 @@ def finetune(
             "leanconv": __version__,
             "torch": str(torch.__version__),
         }
-        team.same("arguments", arguments)
+        team.check_equal("arguments", arguments)
         steps = config.epochs * Examples.steps(split.training, config.batch * team.world)
         title = "fine-tuning" if original is None else "distilling"
-        checkpoint = Checkpoint(workdir, arguments) if workdir is not None and team.lead else None
+        checkpoint = Checkpoint(workdir, arguments) if workdir is not None and team.is_main else None
         with (
             nullcontext() if checkpoint is None else closing(checkpoint),
-            reporter(progress and team.lead).stage(title, steps) as stage,
+            reporter(progress and team.is_main).stage(title, steps) as stage,
             _tried_kernels(),
         ):
             history = Loop(trained, goal, split, config, place, team, stage, checkpoint).run()

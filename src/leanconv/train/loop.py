@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanconv.calibrate.processes import Team
+from leanconv.calibrate.processes import Processes
 from leanconv.errors import LeanconvError
 from leanconv.progress import Stage
 from leanconv.train.checkpoint import Checkpoint
@@ -37,7 +37,7 @@ class Loop:
         split: Split,
         config: FinetuneConfig,
         device: torch.device,
-        team: Team,
+        team: Processes,
         stage: Stage,
         checkpoint: Checkpoint | None,
     ):
@@ -65,7 +65,7 @@ class Loop:
             self._epoch(first)
         self.model.load_state_dict(self.best)
         self.model.eval()
-        self.history.unreadable = sorted({name for names in self.team.words(self._unreadable()) for name in names})
+        self.history.unreadable = sorted({name for names in self.team.all_gather(self._unreadable()) for name in names})
         self._save()
         self.history.seconds += time.monotonic() - self._started
         return self.history
@@ -99,7 +99,7 @@ class Loop:
 
     def _broken(self) -> bool:
         """Whether the loss is no number any more, in any process."""
-        if all(math.isfinite(value) for value in self.team.words(float(self._sum))):
+        if all(math.isfinite(value) for value in self.team.all_gather(float(self._sum))):
             return False
         self._not_a_number("the loss")
         return True
@@ -114,7 +114,7 @@ class Loop:
         """Measure on the images held out; remember the weights if they are the best so far."""
         average = self.stepper.average
         network = self.model if average is None or not self.step else average
-        loss = sum(self.team.words(float(self._sum))) / self.team.world / max(1, self._since)
+        loss = sum(self.team.all_gather(float(self._sum))) / self.team.world / max(1, self._since)
         held_loss, held_right = self._measure(network)
         largest = nn.utils.get_total_norm(list(network.parameters()), math.inf) if held_loss is None else held_loss
         if not math.isfinite(largest):
@@ -151,7 +151,7 @@ class Loop:
             loss += float(losses.sum())
             known = known and rights is not None
             right += 0 if rights is None else int(rights.sum())
-        sums = self.team.words([loss, float(right), float(known)])
+        sums = self.team.all_gather([loss, float(right), float(known)])
         mean_loss, share = (sum(each[place] for each in sums) / len(indices) for place in (0, 1))
         return mean_loss, share if all(each[2] for each in sums) else None
 
@@ -184,7 +184,7 @@ class Loop:
 
     def _restore(self) -> bool:
         """Go on from the last checkpoint, which the lead has."""
-        state = self.team.share(None if self.checkpoint is None else self.checkpoint.load())
+        state = self.team.broadcast(None if self.checkpoint is None else self.checkpoint.load())
         if state is None:
             return False
         self.step = state["step"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from leanconv.calibrate.processes import Team
+from leanconv.calibrate.processes import Processes
 from leanconv.errors import LeanconvError
 from leanconv.network.recognise import BATCH_NORMS
 from leanconv.network.user_model import copied, model_failed
@@ -23,7 +23,7 @@ from leanconv.train.settings import FinetuneConfig
 class Stepper:
     """``model`` is changed in place, step by step; ``average`` of its weights if the settings ask for it."""
 
-    def __init__(self, model: nn.Module, goal: Goal, config: FinetuneConfig, device: torch.device, team: Team):
+    def __init__(self, model: nn.Module, goal: Goal, config: FinetuneConfig, device: torch.device, team: Processes):
         self.model, self.goal, self.config, self.device, self.team = model, goal, config, device, team
         self._step = 0
         self._dtype = next(model.parameters()).dtype
@@ -84,7 +84,7 @@ class Stepper:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         losses, _ = self.judged(self._network, images, labels)
-        self.team.words("ready")  # a process that failed ends all here, before they wait for its gradients
+        self.team.all_gather("ready")  # a process that failed ends all here, before they wait for its gradients
         # DistributedDataParallel takes the mean over processes: this makes it the mean over the images of all.
         loss = losses.sum() * (self.team.world / count)
         loss.backward()

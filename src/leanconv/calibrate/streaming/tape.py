@@ -1,16 +1,16 @@
 """One run of a network as a list of tensor operations, to be run again in parts.
 
-A *tape* holds what torch's dispatcher was asked to do, whatever Python code asked it: operations, the tensors they
-took and made (as numbered *slots*), and where in the list certain modules began and ended. Nothing in it depends on
-the values of tensors but what the network itself read out of them; a network that does so cannot be taped, and the
-tape says why.
+A *tape* holds what torch's dispatcher was asked to do, whatever Python code asked: the operations, the tensors they
+took and made (as numbered *slots*), and where in the list certain modules began and ended. It does not depend on the
+values of tensors, unless the network itself reads them. Such a network cannot be taped, and the tape says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from leanconv.calibrate.batches import Batch
 from leanconv.network.function_trace import map_tensors, tensors
 from leanconv.network.sites import Site
 
@@ -33,19 +34,19 @@ _OBSTACLES = {
 def _obstacle(function: Any, args: Any, kwargs: Any) -> str | None:
     tags = function.tags
     if torch.Tag.nondeterministic_seeded in tags and _argument(function, args, kwargs, "dropout_p") == 0.0:
-        tags = []  # attention, which could drop out but does not
+        return None  # attention that could drop out but does not
     if function is torch.ops.aten.index.Tensor and not any(
         t.dtype in (torch.bool, torch.uint8) for t in tensors(args[1])
     ):
-        tags = []  # as many numbers as there are indices; only a mask leaves that open
+        return None  # the result has as many numbers as there are indices; only a mask leaves that open
     return next((why for tag, why in _OBSTACLES.items() if tag in tags), None)
 
 
 def _argument(function: Any, args: Any, kwargs: Any, name: str) -> Any:
-    """An argument by its name, given or default; None if there is none."""
-    for number, argument in enumerate(function._schema.arguments):
+    """The value of an argument, or its default; None if there is no such argument."""
+    for index, argument in enumerate(function._schema.arguments):
         if argument.name == name:
-            return args[number] if number < len(args) else kwargs.get(name, argument.default_value)
+            return args[index] if index < len(args) else kwargs.get(name, argument.default_value)
     return None
 
 
@@ -55,7 +56,8 @@ class Slot(int):
 
 @dataclass(frozen=True)
 class Operation:
-    """``function(*args, **kwargs)`` with slots for tensors; those ``taken`` and those it returns, ``made``."""
+    """``function(*args, **kwargs)`` with slots for tensors; ``taken`` are the slots it reads, ``made`` those of its
+    results."""
 
     function: Any
     args: Any
@@ -76,7 +78,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Form:
-    """What a tensor is but for its numbers. ``storage`` tells which tensors share memory."""
+    """A tensor without its values. Tensors of equal ``storage`` share memory."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -90,7 +92,7 @@ class Form:
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, storage.data_ptr(), storage.nbytes())
 
     def zeros(self, rows: int, device: torch.device) -> Tensor:
-        """Zeros of this form but for the number of ``rows``."""
+        """Zeros of this form, but with this number of ``rows``."""
         return torch.empty_strided((rows, *self.shape[1:]), self.stride, dtype=self.dtype, device=device).zero_()
 
 
@@ -115,50 +117,77 @@ class Tape:
         return max(made, default=0) // max(self.size, 1)
 
 
+class Tapes:
+    """The tapes of a run, by the kind of batch they serve."""
+
+    def __init__(self, any_size: Tape | None = None, batch: Batch | None = None):
+        """With a tape that serves batches of any size, and the ``batch`` it was made of."""
+        self._tapes: dict[Any, Tape] = {}
+        self._any_size: Any = None
+        if any_size is not None and batch is not None:
+            self._any_size = _kind_of_one(batch)
+            self._tapes[self._any_size] = any_size
+
+    def key(self, batch: Batch) -> Any:
+        kind = _kind_of_one(batch)
+        return kind if kind == self._any_size else batch.kind
+
+    def get(self, batch: Batch) -> Tape | None:
+        return self._tapes.get(self.key(batch))
+
+    def add(self, batch: Batch, tape: Tape) -> None:
+        self._tapes[self.key(batch)] = tape
+
+
+def _kind_of_one(batch: Batch) -> Any:
+    """The kind of a batch without its number of images."""
+    return tuple((shape[1:], stride[1:], dtype) for shape, stride, dtype in batch.kind)
+
+
 class Recorder(TorchDispatchMode):
-    """Writes a tape while it is active. What happens inside ``aside()`` is not the network's and is left out."""
+    """Writes a tape while it is active. What happens inside ``pause()`` is not the network's and is left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Any, size: int) -> None:
+        """``inputs`` of the network, ``size`` images."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tape = Tape()
+        self.tape = Tape(size)
         self._slots = WeakTensorKeyDictionary()  # a slot is forgotten when its tensor dies
-        self._aside = 0
-
-    def given(self, batch: Any, size: int) -> None:
-        """The tensors the network will be run on, of ``size`` images."""
-        self.tape.size = size
-        self.tape.inputs = tuple(self._new(tensor) for tensor in tensors(batch))
+        self._paused = 0
+        self.tape.inputs = tuple(self._new(tensor) for tensor in tensors(inputs))
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        self._aside += 1
+    def pause(self) -> Iterator[None]:
+        self._paused += 1
         try:
             yield
         finally:
-            self._aside -= 1
+            self._paused -= 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._aside or self.tape.obstacle:
+        if not self._paused and not self.tape.obstacle:
+            self.tape.obstacle = _obstacle(func, args, kwargs)
+        if self._paused or self.tape.obstacle:
             return func(*args, **kwargs)
-        self.tape.obstacle = _obstacle(func, args, kwargs)
-        if self.tape.obstacle is not None:
-            return func(*args, **kwargs)
-        given: tuple[Any, Any] = map_tensors(self._slot, (args, kwargs))
+        taken = tuple(self._slot(tensor) for tensor in tensors((args, kwargs)))
+        slots: tuple[Any, Any] = map_tensors(self._slot, (args, kwargs))
         result = func(*args, **kwargs)
         made = tuple(self._made(tensor) for tensor in tensors(result))
-        self.tape.operations.append(Operation(func, *given, tuple(_slots(given)), made))
+        self.tape.operations.append(Operation(func, *slots, taken, made))
         return result
 
-    def enter(self, path: str, x: Tensor) -> None:
-        self.tape.calls.setdefault(path, []).append(Call(len(self.tape.operations), self._slot(x)))
+    def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A hook: the module at ``path`` begins."""
+        call = Call(len(self.tape.operations), self._slot(next(tensors((args, kwargs)))))
+        self.tape.calls.setdefault(path, []).append(call)
 
-    def leave(self, path: str, y: Any) -> None:
+    def leave(self, path: str, module: nn.Module, args: Any, result: Any) -> None:
+        """A hook: the module at ``path`` ends."""
         call = self.tape.calls[path][-1]
         call.end = len(self.tape.operations)
-        call.output = self._slot(y) if isinstance(y, Tensor) else None
+        call.output = self._slot(result) if isinstance(result, Tensor) else None
 
-    def sum_is(self, path: str, total: Tensor) -> None:
+    def record_sum(self, path: str, total: Tensor) -> None:
         self.tape.sums[path] = len(self.tape.operations), self._slot(total)
 
     def _slot(self, tensor: Tensor) -> Any:
@@ -169,7 +198,7 @@ class Recorder(TorchDispatchMode):
         return slot
 
     def _made(self, tensor: Tensor) -> int:
-        slot = self._slots.get(tensor)  # an operation in place returns what it was given
+        slot = self._slots.get(tensor)  # an operation in place returns its input
         return self._new(tensor) if slot is None else slot
 
     def _new(self, tensor: Tensor) -> Slot:
@@ -179,8 +208,8 @@ class Recorder(TorchDispatchMode):
         return slot
 
 
-class _Leaving(TorchFunctionMode):
-    """Notices numbers that leave torch, where nobody can follow them. The dispatcher does not see these."""
+class _Exits(TorchFunctionMode):
+    """Notices values that leave torch, where they cannot be followed. The dispatcher does not see these calls."""
 
     def __init__(self, tape: Tape):
         super().__init__()
@@ -193,30 +222,18 @@ class _Leaving(TorchFunctionMode):
 
 
 @contextmanager
-def taping(model: nn.Module, sites: Sequence[Site]) -> Iterator[Recorder]:
-    """Record what runs inside the block, and where the sites' layers and batch norms are in it."""
-    recorder = Recorder()
-    handles = []
-    for path in [path for site in sites for path in (site.name, site.batch_norm) if path is not None]:
-
-        def before(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-            recorder.enter(path, next(tensors((args, kwargs))))
-
-        def after(module: nn.Module, args: Any, result: Any, path: str = path) -> None:
-            recorder.leave(path, result)
-
-        module = model.get_submodule(path)
-        # First in, first out: before and after any hook that takes samples there.
-        handles += [
-            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
-            module.register_forward_hook(after, prepend=True),
-        ]
-    try:
-        with recorder, _Leaving(recorder.tape):
+def taping(model: nn.Module, sites: Sequence[Site], inputs: Any, size: int) -> Iterator[Recorder]:
+    """Record what runs inside the block on ``inputs``, and where the sites' layers and batch norms are in it."""
+    recorder = Recorder(inputs, size)
+    with ExitStack() as stack:
+        for path in [path for site in sites for path in (site.name, site.batch_norm) if path is not None]:
+            module = model.get_submodule(path)
+            enter, leave = partial(recorder.enter, path), partial(recorder.leave, path)
+            # First in, first out: before and after any hook that takes samples there.
+            stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+            stack.enter_context(module.register_forward_hook(leave, prepend=True))
+        with recorder, _Exits(recorder.tape):
             yield recorder
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def fill(value: Any, env: dict[int, Tensor], constants: dict[int, Tensor]) -> Any:
@@ -228,14 +245,3 @@ def fill(value: Any, env: dict[int, Tensor], constants: dict[int, Tensor]) -> An
     if isinstance(value, dict):
         return {key: fill(item, env, constants) for key, item in value.items()}
     return value
-
-
-def _slots(value: Any) -> Iterator[int]:
-    if isinstance(value, Slot):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _slots(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _slots(item)

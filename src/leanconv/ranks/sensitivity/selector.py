@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from leanconv.calibrate.image_subset import drawn
 from leanconv.calibrate.probes import Probe
+from leanconv.calibrate.streams import drawn
 from leanconv.errors import LeanconvError
 from leanconv.forms import CHANNEL, RESPONSES, Axis, Choice, Choices, Form, Scheme
 from leanconv.forms.fit import split_factors

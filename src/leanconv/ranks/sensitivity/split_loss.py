@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from leanconv.calibrate.batches import Batch
-from leanconv.calibrate.image_subset import collected
 from leanconv.calibrate.probes import Probe
-from leanconv.calibrate.streams import Streams
+from leanconv.calibrate.streams import Streams, collected
 from leanconv.forms import Axis
 from leanconv.ranks.by_sensitivity import Points
 from leanconv.ranks.spectra import Spectra
