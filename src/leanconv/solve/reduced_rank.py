@@ -7,10 +7,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from leanconv.solve.low_rank import LowRank
-from leanconv.solve.moments import Moments, roots
+from leanconv.solve.moments import Moments, Sums, roots
 from leanconv.solve.response_space import ResponseSpace
-from leanconv.solve.sums import Sums
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """``y -> P Q^T y + b`` with P, Q: d x rank and b: d (M = P Q^T in ``method.md``)."""
+
+    p: Tensor
+    q: Tensor
+    b: Tensor
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Apply to samples ``y`` (n x d). Cost 2 n d rank multiply-adds."""
+        return torch.addmm(self.b, y @ self.q, self.p.T)
 
 
 @dataclass(frozen=True)
@@ -105,3 +116,28 @@ def linear(sums: Sums, rank: int, regressor: Regressor, dtype: torch.dtype) -> L
     """``reduced_rank`` with the ``sums`` and a regressor of the same samples at hand: a map of its coordinates."""
     u = leading_subspace(regressor.whitened(sums.by_x), rank)
     return regressor.solution(u, sums.by_x, sums.z_mean, dtype)
+
+
+def spectrum(y: Tensor, *, space: ResponseSpace | None = None) -> Tensor:
+    """Eigenvalues (d, falling, >= 0, float64) of the covariance of ``y`` (n x d). Cost n d^2 + O(d^3).
+
+    With ``space``, only those that can differ from zero.
+    """
+    moments = Moments.of(y if space is None else space.coordinates(y))
+    values: Tensor = torch.linalg.eigvalsh(moments.scatter / max(moments.count, 1))
+    return values.flip(0).clamp_min(0.0)
+
+
+def pca(y: Tensor, rank: int, *, space: ResponseSpace | None = None) -> LowRank:
+    """Linear, symmetric: M = U U^T with U the leading ``rank`` eigenvectors, b = mean - M mean.
+
+    The squared error equals the sum of the eigenvalues left out, times n. ``space`` orders
+    directions the samples do not.
+    """
+    space = space or ResponseSpace.anywhere(y)
+    u = torch.linalg.eigh(Moments.of(space.coordinates(y)).regular(space.prior)).eigenvectors.flip(1)[:, :rank]
+    if space.basis is not None:
+        u = space.basis @ u
+    mean = y.mean(0, dtype=torch.float64)
+    b = mean - u @ (u.T @ mean)
+    return LowRank(u.to(y.dtype), u.to(y.dtype), b.to(y.dtype))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leanconv.solve.moments import unit
-from leanconv.solve.sums import Sums
+from leanconv.solve.moments import Sums, unit
 
 # Shares of the mean variance that are tried.
 SHARES = tuple(10.0 ** (half / 2) for half in range(-10, 3))
