@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from leanconv.network.fold import Filters
 from leanconv.network.function_trace import map_tensors, opaque, tensors
-from leanconv.network.layers.factored import Factored
 from leanconv.network.layers.kinds import LAYERS
-from leanconv.network.layers.modules import put
+from leanconv.network.layers.modules import Factored, put
 from leanconv.system.precision import exact_products
 
 # Relative difference of outputs that rounding explains; a wrong replacement differs by far more.

@@ -15,7 +15,7 @@ from torch import nn
 
 from leanconv import models
 from leanconv.errors import LeanconvError, unknown_name
-from leanconv.network.layers.blank import blank
+from leanconv.network.layers.modules import blank
 from leanconv.network.recognise import has_hooks
 
 

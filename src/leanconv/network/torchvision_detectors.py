@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanconv.network.layers.factored import Factored
+from leanconv.network.layers.modules import Factored
 
 # Boxes of an image the second stage is looked at with: the best proposals; and of those found, for masks and keypoints.
 PROPOSALS, FOUND = 64, 8

@@ -42,18 +42,13 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         """Of a layer that runs on another map too."""
-        return Cost(
-            dense=self.dense + other.dense,
-            reduce=self.reduce + other.reduce,
-            expand=self.expand + other.expand,
-            vertical=self.vertical + other.vertical,
-            horizontal=self.horizontal + other.horizontal,
-            filters=self.filters,
-            inputs=self.inputs + other.inputs,
-            inner=self.inner + other.inner,
-        )
+        more = other._counts()
+        return Cost(filters=self.filters, **{key: value + more[key] for key, value in self._counts().items()})
 
     def times(self, factor: float) -> Cost:
         """Of a layer that really runs ``factor`` times as often."""
-        values = {key: round(value * factor) for key, value in asdict(self).items() if key != "filters"}
-        return Cost(filters=self.filters, **values)
+        counts = {key: round(value * factor) for key, value in self._counts().items()}
+        return Cost(filters=self.filters, **counts)
+
+    def _counts(self) -> dict[str, int]:
+        return {key: value for key, value in asdict(self).items() if key != "filters"}
