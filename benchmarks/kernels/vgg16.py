@@ -13,7 +13,7 @@ from torchvision.models.vgg import cfgs, make_layers
 
 from leanconv.forms.replace import Change, replace
 from leanconv.kernels.fused_stage import Stage
-from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Cost
 from leanconv.network.layers.kinds import geometry_of
 from leanconv.network.layers.modules import Factored
 from leanconv.system.text_table import table

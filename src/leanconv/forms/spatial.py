@@ -8,8 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from leanconv.forms.base import Axis, Form, Ranks
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.network.layers.modules import one_axis_convolution, pad_module
 from leanconv.solve import Moments, SpatialFactors, TwoStep, spatial_basis, swept
 

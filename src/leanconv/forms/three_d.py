@@ -8,8 +8,7 @@ from torch import nn
 
 from leanconv.forms.base import RESPONSES, Ranks
 from leanconv.forms.spatial import FILTERS, Spatial
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.network.layers.modules import one_axis_convolution, pad_module, pointwise
 
 

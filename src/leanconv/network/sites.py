@@ -9,8 +9,7 @@ from math import prod
 from leanconv.errors import unknown_name, warn
 from leanconv.network import reasons
 from leanconv.network.activations import ActivationSpec
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry, Size
+from leanconv.network.layers.geometry import Cost, Geometry, Size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,10 @@ from leanconv.calibrate.probes import Probe
 from leanconv.config import Options
 from leanconv.errors import LeanconvError, listing, unknown_name
 from leanconv.network import reasons
-from leanconv.network.dry_run import Trial
+from leanconv.network.dry_run import Trial, replaceable
 from leanconv.network.fold import Filters
 from leanconv.network.links import find_links
 from leanconv.network.recognise import is_norm_with_activation
-from leanconv.network.replaceable import replaceable
 from leanconv.network.sites import Site, Survey, apply_skip
 from leanconv.network.survey import survey
 from leanconv.network.user_model import copied, model_failed
