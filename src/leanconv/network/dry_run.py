@@ -75,16 +75,14 @@ class Trial:
     @cached_property
     def _rounding(self) -> list[float]:
         """What rounding may change in every output. Takes a run, which most networks do not need."""
-        pairs = zip(self._rounded_outputs(), self._reference, strict=True)
-        return [min(MARGIN * _difference(moved, output), AT_MOST) for moved, output in pairs]
-
-    def _rounded_outputs(self) -> list[Tensor]:
-        """Outputs of inputs a few last bits away; the usual outputs where the network refuses those."""
         try:
-            outputs = self._outputs(_last_bits)
+            moved = self._outputs(_last_bits)
         except Exception:
-            return self._reference
-        return outputs if len(outputs) == len(self._reference) else self._reference
+            moved = []
+        if len(moved) != len(self._reference):  # the network refuses such inputs
+            moved = self._reference
+        pairs = zip(moved, self._reference, strict=True)
+        return [min(MARGIN * _difference(*pair), AT_MOST) for pair in pairs]
 
     def _same(self, outputs: list[Tensor], leniency: float) -> bool:
         if [output.shape for output in outputs] != [reference.shape for reference in self._reference]:

@@ -61,9 +61,7 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
             sites.append(candidate)
         else:
             skipped[event.name] = reason or (reasons.USED_AGAIN if plain else reasons.CUSTOM)
-    for name in counted:
-        if name not in described:
-            skipped[name] = reasons.UNUSED
+    skipped |= {name: reasons.UNUSED for name in counted if name not in described}
     convolutions = (name for name in described if name not in counted or kind_of(counted[name]).over_a_map)
     return Survey(
         layers=tuple(described.values()),
@@ -94,9 +92,8 @@ class _Record:
 
 
 def _batch_size(sample: Any) -> int:
-    if isinstance(sample, dict):
-        return max(len(next(tensors(sample))), 1)
-    return max(len(sample), 1)
+    images = next(tensors(sample)) if isinstance(sample, dict) else sample
+    return max(len(images), 1)
 
 
 def _weight_owners(model: nn.Module) -> Counter[int]:
@@ -197,7 +194,7 @@ def _candidate(record: _Record, event: Event, geometry: Geometry, index: int) ->
     """From one call of a layer. ``index``: of the layer in the order of execution."""
     kind = KINDS[geometry.kind]
     in_size, out_size, repeats = kind.sizes(event.in_shape, event.out_shape, record.batch)
-    # Batch norm and PReLU's slopes act on axis 1, which a Linear layer's filters lie on where its rows are flat.
+    # Batch norm and PReLU's slopes act on axis 1. That is the axis of a Linear layer's filters only for flat rows.
     filters_on_axis_1 = kind.channel_axis(len(event.out_shape)) == 1
     tail, following = event, record.only_consumer(event)
     batch_norm: str | None = None

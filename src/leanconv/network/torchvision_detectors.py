@@ -28,7 +28,7 @@ def kind_of(model: nn.Module) -> str | None:
     """One of "two-stage", "retinanet", "fcos" and "ssd"; None for what is none of torchvision's detectors, or has a
     forward or a head of its own that does something else."""
     if "torchvision.models.detection" not in sys.modules:
-        return None  # nobody has made one
+        return None  # no detector exists yet
     from torchvision.models.detection import fcos, retinanet, roi_heads, rpn, ssd
     from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
@@ -97,43 +97,38 @@ def _named(features: Any) -> dict[str, Tensor]:
     return OrderedDict([("0", features)]) if isinstance(features, Tensor) else features
 
 
-def _two_stage(model: Any, given: dict[str, Tensor]) -> list[Tensor]:
-    features = _named(model.backbone(given["images"]))
+def _two_stage(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:
+    features = _named(model.backbone(inputs["images"]))
     head, heads = model.rpn.head, model.roi_heads
     maps = list(features.values())
-    answers = list(maps)
+    outputs = list(maps)
     hidden = _over(head.conv, maps)
-    answers += _over(head.cls_logits, hidden) + _over(head.bbox_pred, hidden)
+    outputs += _over(head.cls_logits, hidden) + _over(head.bbox_pred, hidden)
 
     def pooled(pool: Any, boxes: Tensor) -> Tensor:
-        return _pooled(pool, features, boxes, given["images"])
+        return _pooled(pool, features, boxes, inputs["images"])
 
-    answers += heads.box_predictor(heads.box_head(pooled(heads.box_roi_pool, given["boxes"])))
+    outputs += heads.box_predictor(heads.box_head(pooled(heads.box_roi_pool, inputs["boxes"])))
     if heads.has_mask():
-        answers.append(heads.mask_predictor(heads.mask_head(pooled(heads.mask_roi_pool, given["found"]))))
+        outputs.append(heads.mask_predictor(heads.mask_head(pooled(heads.mask_roi_pool, inputs["found"]))))
     if heads.has_keypoint():
-        answers.append(heads.keypoint_predictor(heads.keypoint_head(pooled(heads.keypoint_roi_pool, given["found"]))))
-    return answers
+        outputs.append(heads.keypoint_predictor(heads.keypoint_head(pooled(heads.keypoint_roi_pool, inputs["found"]))))
+    return outputs
 
 
-def _pyramid(model: Any, given: dict[str, Tensor]) -> list[Tensor]:
-    maps = list(_named(model.backbone(given["images"])).values())
-    answers = list(maps)
-    for head, ends in (
-        (model.head.classification_head, ("cls_logits",)),
-        (model.head.regression_head, ("bbox_reg", "bbox_ctrness")),
-    ):
-        hidden = _over(head.conv, maps)
-        for end in ends:
-            if hasattr(head, end):
-                found = _over(getattr(head, end), hidden)
-                rectified = end == "bbox_reg" and hasattr(head, "bbox_ctrness")  # FCOS: distances, never negative
-                answers += [x.relu() for x in found] if rectified else found
-    return answers
+def _pyramid(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:
+    maps = list(_named(model.backbone(inputs["images"])).values())
+    classification, regression = model.head.classification_head, model.head.regression_head
+    outputs = [*maps, *_over(classification.cls_logits, _over(classification.conv, maps))]
+    hidden = _over(regression.conv, maps)
+    boxes = _over(regression.bbox_reg, hidden)
+    if hasattr(regression, "bbox_ctrness"):  # FCOS: distances, never negative
+        return [*outputs, *(x.relu() for x in boxes), *_over(regression.bbox_ctrness, hidden)]
+    return [*outputs, *boxes]
 
 
-def _ssd(model: Any, given: dict[str, Tensor]) -> list[Tensor]:
-    maps = list(_named(model.backbone(given["images"])).values())
+def _ssd(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:
+    maps = list(_named(model.backbone(inputs["images"])).values())
     return [*maps, *model.head(maps).values()]
 
 
@@ -145,7 +140,7 @@ def _over(module: nn.Module, maps: list[Tensor]) -> list[Tensor]:
 
 
 def _steps(module: nn.Module) -> Iterator[nn.Module]:
-    whole = isinstance(module, Factored)  # stands for one layer
+    whole = isinstance(module, Factored)  # replaces one layer
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not whole:
         for child in module:
             yield from _steps(child)

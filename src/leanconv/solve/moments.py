@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 # Pseudo-samples are this share of the mean response variance. Dead or duplicate filters, or fewer samples than
-# channels, leave directions nobody has seen; a share this small changes nothing in directions that were seen
-# (real spectra end around 1e-4 of their mean) and orders those that were not.
+# channels, leave directions without samples; a share this small orders those and changes nothing in directions with
+# samples (real spectra end around 1e-4 of their mean).
 UNSEEN = 1e-8
 
 # With few samples n for d channels a regression fits their noise. Pseudo-samples worth this times (d / n)^2 of the
@@ -67,22 +67,21 @@ class Moments:
 
     @property
     def least_share(self) -> float:
-        """Pseudo-samples there are in any case, as a share of the mean variance."""
+        """The least share of pseudo-samples, of the mean variance."""
         return UNSEEN + FEW * (len(self.mean) / max(self.count, 1)) ** 2
 
     def regular(self, prior: Tensor, share: float = 0.0) -> Tensor:
-        """Scatter with pseudo-samples whose response equals their target: ``share`` of the mean variance, or more
-        where there is little else.
+        """Scatter with pseudo-samples whose response equals their target: ``share`` of the mean variance, or
+        ``least_share`` if that is more.
 
-        ``prior`` (d x d) is their scatter, up to scale (``ResponseSpace``); filters that are all zero say nothing, and
-        then they lie anywhere.
+        ``prior`` (d x d) is their scatter, up to scale (``ResponseSpace``); the identity if all filters are zero.
         """
         variance = float(self.scatter.diagonal().mean())
         weight = variance * max(share, self.least_share) if variance > 0 else 1.0
         return self.scatter + weight * unit(prior)
 
     def noise(self, dtype: torch.dtype) -> float:
-        """Scatter that rounding in ``dtype`` alone can produce: an eigenvalue under it says nothing."""
+        """Scatter that rounding in ``dtype`` alone can produce: smaller eigenvalues carry no information."""
         eps = torch.finfo(dtype).eps
         largest = float(self.scatter.diagonal().max()) if len(self.mean) else 0.0
         return max(10 * eps * largest, 100 * self.count * (eps * float(self.mean.abs().max())) ** 2)

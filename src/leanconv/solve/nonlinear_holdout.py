@@ -95,14 +95,11 @@ def unseen(
     def error(fitted: LowRank) -> Tensor:
         return squared_error(fitted, activated, x[held], held_addend, activation)
 
-    def ridged(share: float) -> Regressor:
-        return plain.ridged(moments, space.prior, share)
-
     def trials() -> Iterator[_Trial]:
-        start = Descent(target[few], y[few], rank, activation, ridged(share), seen, addend=few_addend)
+        start = Descent(target[few], y[few], rank, activation, plain.ridged(moments, share), seen, addend=few_addend)
         yield _Trial(share, start, error)
         for weaker in _weaker(share, moments.least_share):
-            yield _Trial(weaker, start.restarted(ridged(weaker)), error)
+            yield _Trial(weaker, start.restarted(plain.ridged(moments, weaker)), error)
 
     best = min(trials(), key=lambda trial: min(trial.errors))
     best.run(ITERATIONS)

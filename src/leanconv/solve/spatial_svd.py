@@ -41,26 +41,18 @@ class FilterBasis(Protocol):
 
 @dataclass(frozen=True)
 class SpatialFactors:
-    """``vertical``: rank x c x kh x 1, then ``horizontal``: d x rank x 1 x kw."""
+    """``first``, vertical: rank x c x kh x 1. ``second``, horizontal: d x rank x 1 x kw."""
 
-    vertical: Tensor
-    horizontal: Tensor
+    first: Tensor
+    second: Tensor
 
     def product(self) -> Tensor:
         """The d x c x kh x kw filters the pair is equal to."""
-        return torch.einsum("rci,drj->dcij", self.vertical[..., 0], self.horizontal[:, :, 0])
-
-    @property
-    def first(self) -> Tensor:
-        return self.vertical
-
-    @property
-    def second(self) -> Tensor:
-        return self.horizontal
+        return torch.einsum("rci,drj->dcij", self.first[..., 0], self.second[:, :, 0])
 
     def seen(self, patches: Tensor) -> Tensor:
         """What the horizontal filters see of ``patches`` (n x c x kh x kw): n x (rank kw)."""
-        return torch.einsum("ncij,rci->nrj", patches, self.vertical[..., 0]).flatten(1)
+        return torch.einsum("ncij,rci->nrj", patches, self.first[..., 0]).flatten(1)
 
 
 @dataclass(frozen=True)
