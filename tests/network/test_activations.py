@@ -13,8 +13,8 @@ from leanconv.network.sites import linear_fits
 from leanconv.network.survey import survey
 from leanconv.solve import activation
 from leanconv.solve.activations import NAMES
-from tests.conftest import smooth_images
 from tests.support.activations import PARAMETERS
+from tests.support.pictures import smooth_images
 
 SAMPLE = torch.rand(2, 3, 8, 8)
 
