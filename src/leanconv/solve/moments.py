@@ -99,12 +99,15 @@ class Sums:
     y: Tensor
 
     @classmethod
-    def of(cls, z: Tensor, y: Tensor, x: Tensor) -> Sums:
-        """Around their own mean. Cost n m (m + d) multiply-adds in float64, n m^2 where z is y."""
+    def of(cls, z: Tensor, y: Tensor, x: Tensor, part: slice = slice(None)) -> Sums:
+        """Of a ``part`` of the rows, around their own mean. Cost n m (m + d) multiply-adds in float64, n m^2 where z is
+        y."""
+        symmetric = z is y
+        z, y, x = z[part], y[part], x[part]
         moments = Moments.of(x)
         by_x = torch.zeros(y.shape[1], len(moments.mean), dtype=torch.float64, device=y.device)
         difference = torch.zeros(y.shape[1], dtype=torch.float64, device=y.device)
-        if z is not y:
+        if not symmetric:
             for rows in chunks(len(y), y.device):
                 apart = z[rows].to(torch.float64) - y[rows]
                 difference += apart.sum(0)

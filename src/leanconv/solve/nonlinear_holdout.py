@@ -79,7 +79,9 @@ def unseen(
     addend = None if addend is None else addend[order]
     x = space.coordinates(y)
 
-    seen, judging = _sums(target, y, x, addend, (few, held))
+    wanted = target if addend is None else target - addend
+    seen, judging = (Sums.of(wanted, y, x, part) for part in (few, held))
+    del wanted  # as large as the responses
     share = 0.0 if symmetric else strength(seen, judging, space.prior)
     everything = seen.joined(judging)
 
@@ -114,16 +116,6 @@ def unseen(
     size, seen_error = Number(final.squared_size(held)), Number(final.squared_error(held))
     gap = Gap(len(y), len(y[few]), size.read(), seen_error.read(), errors[iterations])
     return UnseenFit(whole.on_responses(final.current), iterations, best_share, errors, gap)
-
-
-def _sums(target: Tensor, y: Tensor, x: Tensor, addend: Tensor | None, parts: tuple[slice, slice]) -> list[Sums]:
-    """Of the rows to fit to and of the held-out rows."""
-    wanted = target if addend is None else target - addend
-    sums = []
-    for part in parts:
-        part_y = y[part]
-        sums.append(Sums.of(part_y if wanted is y else wanted[part], part_y, x[part]))
-    return sums
 
 
 def _weaker(share: float, least: float) -> list[float]:
