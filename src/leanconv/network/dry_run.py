@@ -45,7 +45,7 @@ class Trial:
         self._reference = self._outputs()
 
     @property
-    def tells(self) -> bool:
+    def comparable(self) -> bool:
         """Whether the outputs hold floating-point numbers to compare."""
         return any(output.is_floating_point() for output in self._reference)
 
@@ -135,7 +135,7 @@ def replaceable(trial: Trial, sites: list[Site]) -> list[Site]:
         layer = trial.model.get_submodule(site.name)
         return layer if site.batch_norm is None and is_plain(layer) else trial.dense_copy(site)
 
-    if not trial.tells:
+    if not trial.comparable:
         # Nothing to compare: fold no batch norm, so that no value can change.
         sites = [_unfolded(site) for site in sites]
     if survive(sites):

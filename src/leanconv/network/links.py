@@ -33,7 +33,7 @@ def find_links(trial: Trial, sites: list[Site]) -> list[Link]:
     by_name = {site.name: site for site in sites}
     links = [Link(site, by_name[site.feeds]) for site in sites if site.feeds in by_name]
     links = [link for link in links if _fits(trial.model, link) and not _watched(trial.model, link)]
-    if not links or not trial.tells or trial.opaque:
+    if not links or not trial.comparable or trial.opaque:
         return []
     if _survive(trial, links):
         return links

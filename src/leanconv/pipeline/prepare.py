@@ -91,7 +91,7 @@ def prepare(
     trial = Trial(original, inputs)
     sites = {site.name: site for site in replaceable(trial, list(seen.sites))}
     by_hand = isinstance(options.ranks, Mapping)
-    selector = None if by_hand else options.selector.prepared(model, sample, comparable=trial.tells)
+    selector = None if by_hand else options.selector.prepared(model, sample, comparable=trial.comparable)
     skipped = dict(seen.skipped)
     skipped |= {site.name: reasons.NOT_AT_PATH for site in seen.sites if site.name not in sites}
     apply_skip(options.skip, seen, sites, skipped, named=options.ranks if by_hand else ())
@@ -112,7 +112,7 @@ def prepare(
         options=options,
         selector=selector,
         dtype=torch.float64 if double else torch.float32,
-        comparable=trial.tells,
+        comparable=trial.comparable,
         buffers=buffers,
     )
 
