@@ -14,9 +14,9 @@ from torchvision.models.vgg import cfgs, make_layers
 from leanconv.forms import CHANNEL, THREE_D
 from leanconv.forms.replace import Change, replace
 from leanconv.kernels.fused_stage import Stage
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.factored import Factored
+from leanconv.network.layers.geometry import Cost
 from leanconv.network.layers.kinds import geometry_of
+from leanconv.network.layers.modules import Factored
 from leanconv.system.text_table import table
 
 # d' of conv1_2 .. conv5_3 at 4x, as chosen from ImageNet (the paper's are close).

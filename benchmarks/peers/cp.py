@@ -12,10 +12,9 @@ from torch.nn.functional import normalize
 
 from leanconv.errors import LeanconvError, unknown_name, whole
 from leanconv.network.effective_conv import inherits_forward
-from leanconv.network.layers.factored import Factored
 from leanconv.network.layers.geometry import Geometry, Size
 from leanconv.network.layers.kinds import geometry_of
-from leanconv.network.layers.modules import Factors, filled, put
+from leanconv.network.layers.modules import Factored, Factors, filled, put
 from leanconv.network.recognise import has_hooks
 from leanconv.network.user_model import check_model, copied
 from leanconv.pipeline.inspection import inspect_network

@@ -43,8 +43,8 @@ def reconstruct(
     ``patches`` x: n x c x kh x kw, ``target`` t: n x d. Steps of Adam on batches of 512 from ``start``, whose factors
     are of one size; the better of start and end is returned. Cost a step: 3 x 512 r (c kh kw + d kw) multiply-adds.
     """
-    vertical = start.vertical[..., 0].detach().clone().requires_grad_()
-    horizontal = start.horizontal[:, :, 0].detach().clone().requires_grad_()
+    vertical = start.first[..., 0].detach().clone().requires_grad_()
+    horizontal = start.second[:, :, 0].detach().clone().requires_grad_()
     offset = bias.detach().clone().requires_grad_()
     size = float(vertical.detach().square().mean().sqrt())
     optimizer = torch.optim.Adam([vertical, horizontal, offset], lr=RATE * size)
@@ -106,8 +106,8 @@ def train_spatial_pairs(
         with torch.enable_grad():
             fitted = reconstruct(patches, target, start, horizontal.bias.detach(), seed=seed)
         with torch.no_grad():
-            vertical.weight.copy_(fitted.factors.vertical)
-            horizontal.weight.copy_(fitted.factors.horizontal)
+            vertical.weight.copy_(fitted.factors.first)
+            horizontal.weight.copy_(fitted.factors.second)
             horizontal.bias.copy_(fitted.bias)
     return network
 

@@ -15,7 +15,7 @@ from leanconv.evaluation.detection import Detector, class_outputs, detect_all, i
 from leanconv.evaluation.voc_ap import Answer, voc_ap
 from leanconv.images.detection_data import Scenes, SceneSet, Target, find_scenes
 from leanconv.images.detection_formats import VOC_CLASSES
-from leanconv.network.layers.blank import blank
+from leanconv.network.layers.modules import blank
 from leanconv.network.source import Source, build
 from tests.support.scenes import COLOURS, Seer, coloured, write_scenes
 

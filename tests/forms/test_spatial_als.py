@@ -64,7 +64,7 @@ def test_a_sweep_is_a_step_down_of_both_halves() -> None:
     """In the end neither half has a slope left: gradients by autograd."""
     weight, patches = layer()
     split = swept(spatial_basis(weight).split(4), weight, Moments.of(patches), 300)
-    halves = [half.clone().requires_grad_() for half in (split.vertical, split.horizontal)]
+    halves = [half.clone().requires_grad_() for half in (split.first, split.second)]
     apart = (weight - SpatialFactors(*halves).product()).flatten(1)
     x = patches - patches.mean(0)
     total = (x @ apart.T).square().sum() + WHITE * x.square().sum(0).mean() * apart.square().sum()

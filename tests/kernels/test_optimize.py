@@ -15,7 +15,7 @@ import leanconv
 from leanconv.errors import LeanconvError
 from leanconv.kernels import availability, describe, fused_layers, optimize_
 from leanconv.kernels.modules import Absorbed, FusedConv2d, FusedFactored
-from leanconv.network.layers.factored import Factored
+from leanconv.network.layers.modules import Factored
 from tests.support.fused import pair, row
 from tests.support.networks import plain_network, settle_batch_norms
 from tests.support.pictures import smooth_images

@@ -12,6 +12,7 @@ import leanconv
 from leanconv.network import reasons
 from tests.support.networks import Odd, plain_network
 from tests.support.pictures import smooth_images
+from tests.support.reasons import ALL
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "networks.md").read_text()
 
@@ -59,14 +60,14 @@ def test_every_reason_is_given_by_some_network() -> None:
         skipped(nn.Sequential(*[nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3)]).eval(), scheme="spatial"),
     ):
         seen |= {reason: name for name, reason in case.items()}
-    assert set(seen) == set(reasons.ALL)
+    assert set(seen) == set(ALL)
     assert odd["held"] == reasons.NOT_AT_PATH
 
 
 def test_the_documented_list_is_the_list() -> None:
     section = DOCUMENT.partition("## Reasons")[2].partition("\n## ")[0]
     documented = [line.split(" | ")[0].removeprefix("| ") for line in section.splitlines() if line.startswith("| ")]
-    assert documented[1:] == list(reasons.ALL)
+    assert documented[1:] == list(ALL)
 
 
 def test_people_see_a_line_a_reason() -> None:

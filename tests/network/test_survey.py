@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from leanconv.errors import LeanconvError
 from leanconv.network import reasons
-from leanconv.network.dry_run import Trial
+from leanconv.network.dry_run import Trial, replaceable
 from leanconv.network.fold import folded
 from leanconv.network.layers.kinds import geometry_of
-from leanconv.network.replaceable import replaceable
 from leanconv.network.survey import survey
 from tests.support.networks import Odd, plain_network, settle_batch_norms
+from tests.support.reasons import ALL
 
 SAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -125,7 +125,7 @@ def test_every_reason() -> None:
         "custom": reasons.CUSTOM,
         "conv2d": reasons.FUNCTION,
     }
-    assert set(named.values()) <= set(reasons.ALL)
+    assert set(named.values()) <= set(ALL)
     macs = {layer.name.partition("#")[0]: layer.macs for layer in found.layers}
     assert macs["depthwise"] == 16 * 16 * 8 * 9
     assert macs["grouped"] == 16 * 16 * 8 * 4 * 9

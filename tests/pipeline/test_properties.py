@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import leanconv
-from leanconv.network import reasons
 from leanconv.network.survey import survey
 from tests.support.equality import relative
 from tests.support.networks import full_ranks, settle_batch_norms
+from tests.support.reasons import ALL
 
 CASES = int(os.environ.get("LEANCONV_CASES", "100"))
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -217,7 +217,7 @@ def check(spec: Spec, scheme: str, solver: str, asymmetric: bool, wish: float) -
     assert speedup <= result.speedup < 1.02 * speedup
     assert survey(result.model, images[:1].clone()).macs == result.macs_after
     assert result.model(fresh).shape == wanted.shape
-    assert set(result.skipped.values()) <= set(reasons.ALL)
+    assert set(result.skipped.values()) <= set(ALL)
     assert set(result.skipped).isdisjoint(layer.name for layer in result.layers)
     with tempfile.TemporaryDirectory() as folder:
         result.save(Path(folder) / "net")

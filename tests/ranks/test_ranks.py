@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from leanconv.errors import LeanconvError
 from leanconv.forms import CHANNEL, SCHEMES, SPATIAL, THREE_D, Choice
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.ranks import by_hand, select
 from leanconv.ranks.candidates import Energies
 from leanconv.ranks.search_dynamic import best_in_window

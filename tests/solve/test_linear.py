@@ -117,8 +117,8 @@ def test_spatial_split(shape: tuple[int, int, int, int]) -> None:
     assert torch.allclose(basis.split(limit).product(), weight, atol=1e-10)
     for rank in (1, limit // 2):
         factors = basis.split(rank)
-        assert factors.vertical.shape == (rank, c, kh, 1)
-        assert factors.horizontal.shape == (d, rank, 1, kw)
+        assert factors.first.shape == (rank, c, kh, 1)
+        assert factors.second.shape == (d, rank, 1, kw)
         # Eckart-Young: no pair of this rank is closer to the filters.
         assert squared(factors.product(), weight) == pytest.approx(float(singular[rank:].square().sum()))
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv.solve import ResponseSpace, activation, nonlinear, parted, reduced_rank, unseen
+from leanconv.solve.moments import Sums
 from leanconv.solve.nonlinear import Descent
 from leanconv.solve.nonlinear_holdout import WEIGHT
 from leanconv.solve.reduced_rank import Regressor
 from leanconv.solve.ridge import SHARES, strength
-from leanconv.solve.sums import Sums
 
 relu = activation("relu")
 

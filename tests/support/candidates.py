@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from leanconv.forms import Choices
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.ranks import Candidate
 from leanconv.ranks.candidates import Energies
 

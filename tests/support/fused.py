@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from leanconv.network.layers.factored import Factored
+from leanconv.network.layers.modules import Factored
 
 GEOMETRY = [2, 1, 1, 0, 1, 2]
 ONE = [1, 1, 0, 0, 1, 1]

@@ -11,8 +11,7 @@ import leanconv
 from leanconv.config import Options
 from leanconv.evaluation.paired import compare
 from leanconv.forms import THREE_D
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.ranks import Candidate, KeptSpectra
 from leanconv.ranks.candidates import Energies
 from leanconv.report.facts import Facts, LayerFacts

@@ -8,7 +8,8 @@ from typing import Literal
 import pytest
 
 from leanconv.errors import LeanconvError
-from leanconv.system.fields import check_fields, option, options, table_of
+from leanconv.system.fields import check_fields, option, options
+from tests.support.option_table import table_of
 
 Way = Literal["near", "far"]
 

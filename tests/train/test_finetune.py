@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from leanconv.system.fields import options, table_of
+from leanconv.system.fields import options
 from leanconv.train.augment import crop_and_flip
 from leanconv.train.dataset import Examples
 from leanconv.train.finetune import finetune
 from leanconv.train.settings import FinetuneConfig
 from tests.support.networks import plain_network
+from tests.support.option_table import table_of
 from tests.support.pictures import smooth_images
 from tests.support.training import (
     CLASSES,

@@ -18,7 +18,7 @@ from torch import Tensor
 from leanconv.errors import LeanconvError
 from leanconv.images import Preprocess, find_pictures
 from leanconv.images.picture_set import PictureSet
-from leanconv.system.folder_lock import lock_folder
+from leanconv.system.atomic_files import lock_folder
 from leanconv.train import finetune as finetune_module
 from leanconv.train import loop
 from leanconv.train.augment import crop_and_flip

@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.solve import FilterBasis, Moments, TwoStep
 
 Ranks = tuple[int, ...]

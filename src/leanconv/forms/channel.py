@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from leanconv.forms.base import RESPONSES, Form, Ranks
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
-from leanconv.network.layers.modules import plain_layer, pointwise
-from leanconv.network.layers.padding import pad_module
+from leanconv.network.layers.geometry import Cost, Geometry
+from leanconv.network.layers.modules import pad_module, plain_layer, pointwise
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.forms.replace import Change, stand_in
-from leanconv.network.layers.factored import Factored
-from leanconv.network.layers.modules import Factors, put
+from leanconv.network.layers.modules import Factored, Factors, put
 
 
 @torch.no_grad()

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from leanconv.forms.base import Form, Ranks
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.network.layers.modules import dense_modules
 
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from leanconv.forms.base import Choice, Form
 from leanconv.forms.schemes import FORMS
 from leanconv.network.fold import without_norm
-from leanconv.network.layers.factored import Factored
 from leanconv.network.layers.geometry import Geometry
-from leanconv.network.layers.modules import Factors, filled, put, sequence
+from leanconv.network.layers.modules import Factored, Factors, filled, put, sequence
 from leanconv.network.sites import Site
 
 

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 from leanconv.errors import whole
 from leanconv.forms.base import Axis, Form, Ranks
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
-from leanconv.network.layers.modules import one_axis_convolution
-from leanconv.network.layers.padding import pad_module
+from leanconv.network.layers.geometry import Cost, Geometry
+from leanconv.network.layers.modules import one_axis_convolution, pad_module
 from leanconv.solve import Moments, SpatialFactors, TwoStep, spatial_basis, swept
 
 FILTERS = Axis("spatial", "d''", "filters", lambda g: g.spatial_limit, spatial_basis)

@@ -8,10 +8,8 @@ from torch import nn
 
 from leanconv.forms.base import RESPONSES, Ranks
 from leanconv.forms.spatial import FILTERS, Spatial
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
-from leanconv.network.layers.modules import one_axis_convolution, pointwise
-from leanconv.network.layers.padding import pad_module
+from leanconv.network.layers.geometry import Cost, Geometry
+from leanconv.network.layers.modules import one_axis_convolution, pad_module, pointwise
 
 
 @dataclass(frozen=True)

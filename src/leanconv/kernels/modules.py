@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from leanconv.kernels.custom_op import factored, runs_here
 from leanconv.kernels.launch import activate
 from leanconv.kernels.prepared import compute
-from leanconv.network.layers.factored import Factored
+from leanconv.network.layers.modules import Factored
 
 
 class Absorbed(nn.Identity):

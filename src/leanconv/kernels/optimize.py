@@ -18,7 +18,7 @@ from leanconv.kernels.fused_stage import ACTIVATIONS, FEW_CHANNELS
 from leanconv.kernels.modules import Absorbed, Fused, FusedConv2d, FusedFactored, convolutions, why_not
 from leanconv.kernels.residual import CLASSES, layers_of
 from leanconv.network.activations import activation_of_module
-from leanconv.network.layers.factored import Factored
+from leanconv.network.layers.modules import Factored
 from leanconv.system.text_table import table
 
 Kernels = Literal["auto", "none"]

@@ -8,6 +8,7 @@ alone on a few maps, and the one function of torch that it calls is compared wit
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def plain_form(layer: nn.Module, in_size: Size) -> Plain | None:
-    """What ``layer`` computes on maps of ``in_size`` and others, or None if that is no single convolution."""
+    """What ``layer`` computes, on maps of ``in_size`` and others; None if that is not one convolution."""
     if inherits_forward(layer):
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, Tensor)
@@ -62,7 +63,7 @@ def _observe(layer: nn.Module, in_size: Size) -> Plain | None:
     shapes = kind_of(layer).trial_shapes(layer, in_size)
     # A forward may also depend on how large the numbers are and how many images there are.
     largest = 100.0 if layer.weight.dtype == torch.float16 else 1000.0
-    runs = [_run(layer, shape, (1.0, 0.001, largest)[number % 3]) for number, shape in enumerate(shapes)]
+    runs = [_run(layer, shape, scale) for shape, scale in zip(shapes, cycle((1.0, 0.001, largest)), strict=False)]
     plain = [run for run in runs if run is not None]
     if len(plain) < len(runs) or not all(_same_filters(plain[0], other) for other in plain[1:]):
         return None
@@ -93,7 +94,7 @@ def _same_filters(one: Plain, other: Plain) -> bool:
 
 
 def _run(layer: nn.Module, shape: tuple[int, ...], scale: float) -> _Run | None:
-    """One run on a map of numbers of both signs, none near zero, so that zeros padded around it can be seen."""
+    """One run on a map of numbers of both signs, none near zero, which shows where zeros are padded around it."""
     assert isinstance(layer.weight, Tensor)
     x = (scale * (torch.rand(shape) + 0.5) * torch.randn(shape).sign()).to(layer.weight)
     with _Calls() as recorded:
@@ -109,24 +110,18 @@ def _run(layer: nn.Module, shape: tuple[int, ...], scale: float) -> _Run | None:
         if not torch.equal(values["input"], x):
             return None
         return _Run(Geometry(kind=kind.name, in_channels=weight.shape[1], out_channels=len(weight)), weight, bias)
-    dimensions = len(shape) - 2
     margins = _margins(values["input"], x)
     if margins is None:
         return None
-
-    def each(name: str) -> Size:
-        value = values[name]
-        return (value,) * dimensions if isinstance(value, int) else tuple(value) * (dimensions // len(value))
-
-    padding = values["padding"]
+    kind, padding = kind_of(layer), values["padding"]
     geometry = Geometry(
-        kind=kind_of(layer).name,
+        kind=kind.name,
         in_channels=shape[1],
         out_channels=len(weight),
         kernel=tuple(weight.shape[2:]),
-        stride=each("stride"),
-        padding=padding if isinstance(padding, str) else each("padding"),
-        dilation=each("dilation"),
+        stride=kind.each(values["stride"]),
+        padding=padding if isinstance(padding, str) else kind.each(padding),
+        dilation=kind.each(values["dilation"]),
         groups=values["groups"],
     )
     inner = geometry.margins(tuple(values["input"].shape[2:]))
@@ -135,18 +130,17 @@ def _run(layer: nn.Module, shape: tuple[int, ...], scale: float) -> _Run | None:
 
 
 def _margins(padded: Tensor, x: Tensor) -> tuple[Size, Size] | None:
-    """Zeros before and after ``x`` in every dimension of ``padded``; None if it is anything but x between zeros."""
+    """Zeros before and after ``x`` in every dimension of ``padded``; None if ``padded`` is not x between zeros."""
     if padded.shape[:2] != x.shape[:2] or padded.dim() != x.dim():
         return None
     before, after = [], []
     for axis in range(2, x.dim()):
         others = tuple(other for other in range(padded.dim()) if other != axis)
-        filled = (padded != 0).any(dim=others)
-        places = filled.nonzero().flatten()
-        if len(places) != x.shape[axis]:
+        filled = (padded != 0).any(dim=others).nonzero().flatten()
+        if len(filled) != x.shape[axis]:
             return None
-        before.append(int(places[0]))
-        after.append(padded.shape[axis] - 1 - int(places[-1]))
+        before.append(int(filled[0]))
+        after.append(padded.shape[axis] - 1 - int(filled[-1]))
     inside = padded
     for axis, start in enumerate(before, 2):
         inside = inside.narrow(axis, start, x.shape[axis])
@@ -154,7 +148,7 @@ def _margins(padded: Tensor, x: Tensor) -> tuple[Size, Size] | None:
 
 
 class _Calls(TorchFunctionMode):
-    """The convolutions and linear maps torch is called for: the kind of layer, arguments by name, the result."""
+    """Calls of torch's convolutions and linear maps: the kind of layer, arguments by name, the result."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,6 +50,6 @@ class Filters:
 
 
 def without_norm(norm: nn.Module) -> nn.Module:
-    """What replaces a batch norm that was folded: nothing, or the activation that some norms include."""
+    """What replaces a folded batch norm: nothing, or the activation that some norms include."""
     rest = nn.Sequential(norm.drop, norm.act) if is_norm_with_activation(norm) else nn.Identity()  # type: ignore[arg-type]
     return rest.train(norm.training)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal
@@ -11,19 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from leanconv.errors import LeanconvError
 from leanconv.network.activations import ActivationSpec, activation_of_call, activation_of_module
 from leanconv.network.effective_conv import inherits_forward
 from leanconv.network.layers.kinds import LAYERS, REPLACEABLE, kind_of, kind_of_function
-from leanconv.network.recognise import (
-    is_addition,
-    is_batch_norm,
-    is_norm_with_activation,
-)
+from leanconv.network.recognise import is_addition, is_batch_norm, is_norm_with_activation
 
 # A tensor at one moment: an operation in place gives the same object a new key.
 Key = tuple[int, int]
+EventKind = Literal["layer", "batch_norm", "activation", "add", "call", "other"]
 
 
 def _key(tensor: Tensor) -> Key:
@@ -31,30 +29,34 @@ def _key(tensor: Tensor) -> Key:
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
+    """Those in ``value`` and in its lists, tuples, dicts and dataclasses, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for item in vars(value).values():
-            yield from tensors(item)
+    for item in _items(value) or ():
+        yield from tensors(item)
 
 
 def opaque(value: Any) -> bool:
     """Whether ``value`` holds something ``tensors`` cannot look into."""
-    if isinstance(value, (list, tuple, dict)):
-        return any(opaque(item) for item in (value.values() if isinstance(value, dict) else value))
+    items = _items(value)
+    if items is None:
+        return not isinstance(value, (Tensor, str, int, float, complex, type(None)))
+    return any(opaque(item) for item in items)
+
+
+def _items(value: Any) -> Iterable[Any] | None:
+    """None for what is no container."""
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, dict):
+        return value.values()
     if is_dataclass(value) and not isinstance(value, type):
-        return any(opaque(item) for item in vars(value).values())
-    return not isinstance(value, (Tensor, str, int, float, complex, type(None)))
+        return vars(value).values()
+    return None
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """``value`` with every tensor in its lists, tuples and dicts replaced by the function's answer."""
+    """``value`` with every tensor in its lists, tuples and dicts replaced by ``function`` of it."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, (list, tuple)):
@@ -68,7 +70,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 class Event:
     """One operation: what it was, what went in and what came out."""
 
-    kind: Literal["layer", "batch_norm", "activation", "add", "call", "other"]
+    kind: EventKind
     inputs: list[Key]
     outputs: list[Key]
     name: str = ""
@@ -80,10 +82,10 @@ class Event:
 
 
 class Recording(TorchFunctionMode):
-    """The events of one run. Inside a recognised module the functions it calls are not recorded again."""
+    """The events of one run. Functions that a recognised module calls are not recorded again."""
 
     def __init__(self, norms: dict[int, str]) -> None:
-        """``norms``: paths of the batch norms that are seen as a function, by the id of their running mean."""
+        """``norms``: paths of the batch norms that are recorded as functions, by the id of their running mean."""
         super().__init__()
         self._norms = norms
         self.events: list[Event] = []
@@ -127,19 +129,30 @@ class Recording(TorchFunctionMode):
         self._alive.extend(used)
         self._alive.extend(made)
 
-    def enter(self, name: str, module: nn.Module, arguments: Any) -> list[Key]:
-        self._inside += 1
-        inputs = list(tensors(arguments))
-        if isinstance(module, REPLACEABLE) and inputs and inherits_forward(module):
-            _check_input(name, module, inputs[0])
-        return [_key(tensor) for tensor in inputs]
+    def watch(self, name: str, module: nn.Module) -> list[RemovableHandle]:
+        """Record the calls of a module that is one operation. Returns its hooks; other modules get none."""
+        kind, activation = _kind(module)
+        if kind is None:
+            return []
+        pending: list[list[Key]] = []  # inputs of calls that have not returned
 
-    def leave(self, event: Event, arguments: Any, result: Any) -> None:
-        self._inside -= 1
-        used, made = list(tensors(arguments)), list(tensors(result))
-        if used and made:
-            event.in_shape, event.out_shape = tuple(used[0].shape), tuple(made[0].shape)
-        self._record(event, used, made)
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._inside += 1
+            inputs = list(tensors((args, kwargs)))
+            if isinstance(module, REPLACEABLE) and inputs and inherits_forward(module):
+                _check_input(name, module, inputs[0])
+            pending.append([_key(tensor) for tensor in inputs])
+
+        def after(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            self._inside -= 1
+            event = Event(kind, pending.pop(), [], name=name, activation=activation)
+            used, made = list(tensors((args, kwargs))), list(tensors(result))
+            if used and made:
+                event.in_shape, event.out_shape = tuple(used[0].shape), tuple(made[0].shape)
+            self._record(event, used, made)
+
+        pre_hook = module.register_forward_pre_hook(before, with_kwargs=True)
+        return [pre_hook, module.register_forward_hook(after, with_kwargs=True)]
 
 
 def _check_input(name: str, layer: nn.Module, x: Tensor) -> None:
@@ -159,32 +172,7 @@ def recording(model: nn.Module) -> Iterator[Recording]:
     # A norm with an activation of its own is two steps: the functions it calls are recorded instead.
     norms = {id(m.running_mean): name for name, m in model.named_modules() if is_norm_with_activation(m)}
     recorded = Recording(norms)
-    handles = []
-    for name, module in model.named_modules():
-        event_kind, spec = _kind(module)
-        if event_kind is None:
-            continue
-        pending: list[list[Key]] = []
-
-        def before(module: nn.Module, args: Any, kwargs: Any, name: str = name, pending: Any = pending) -> None:
-            pending.append(recorded.enter(name, module, (args, kwargs)))
-
-        def after(
-            module: nn.Module,
-            args: Any,
-            kwargs: Any,
-            result: Any,
-            name: str = name,
-            kind: Any = event_kind,
-            spec: Any = spec,
-            pending: Any = pending,
-        ) -> None:
-            recorded.leave(Event(kind, pending.pop(), [], name=name, activation=spec), (args, kwargs), result)
-
-        handles += [
-            module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(after, with_kwargs=True),
-        ]
+    handles = [handle for name, module in model.named_modules() for handle in recorded.watch(name, module)]
     try:
         with torch.no_grad(), recorded:
             yield recorded
@@ -193,9 +181,7 @@ def recording(model: nn.Module) -> Iterator[Recording]:
             handle.remove()
 
 
-def _kind(
-    module: nn.Module,
-) -> tuple[Literal["layer", "batch_norm", "activation"] | None, ActivationSpec | None]:
+def _kind(module: nn.Module) -> tuple[EventKind | None, ActivationSpec | None]:
     if isinstance(module, LAYERS):
         return "layer", None
     if is_batch_norm(module):

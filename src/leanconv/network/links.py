@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 from leanconv.network.dry_run import Trial
 from leanconv.network.effective_conv import is_plain
-from leanconv.network.fold import without_norm
 from leanconv.network.layers.modules import Factors, dense_modules, filled
 from leanconv.network.recognise import has_hooks
-from leanconv.network.replaceable import dense_copy
 from leanconv.network.sites import Site
 
 
@@ -31,12 +29,11 @@ class Link:
 
 
 def find_links(trial: Trial, sites: list[Site]) -> list[Link]:
-    """The links of a network that does not mind how many channels go from one layer to the next."""
+    """The links of a network that works with any number of channels between two layers."""
     by_name = {site.name: site for site in sites}
     links = [Link(site, by_name[site.feeds]) for site in sites if site.feeds in by_name]
-    links = [link for link in links if _fits(link) and is_plain(trial.model.get_submodule(link.taker.name))]
-    links = [link for link in links if not _watched(trial.model, link)]
-    if not links or not trial.tells or trial.opaque:
+    links = [link for link in links if _fits(trial.model, link) and not _watched(trial.model, link)]
+    if not links or not trial.comparable or trial.opaque:
         return []
     if _survive(trial, links):
         return links
@@ -44,35 +41,35 @@ def find_links(trial: Trial, sites: list[Site]) -> list[Link]:
     return links if _survive(trial, links) else []
 
 
-def _fits(link: Link) -> bool:
+def _fits(model: nn.Module, link: Link) -> bool:
     giver, taker = link.giver.geometry, link.taker.geometry
-    plain = giver.groups == taker.groups == 1 and giver.kind == taker.kind
+    alike = giver.groups == taker.groups == 1 and giver.kind == taker.kind
     before, after = taker.margins(link.taker.in_size)
-    return plain and max(taker.kernel) == 1 and not any(before) and not any(after)
+    padded = any(before) or any(after)
+    return alike and max(taker.kernel) == 1 and not padded and is_plain(model.get_submodule(link.taker.name))
 
 
 def _watched(model: nn.Module, link: Link) -> bool:
-    """Whether somebody's hook may see the tensor between the two: on a module that holds one and not the other."""
-    one, other = _holders(link.giver.tail), _holders(link.taker.name)
-    return any(has_hooks(model.get_submodule(path)) for path in one ^ other)
+    """Whether a user's hook may see the tensor between the two: on a module that holds one and not the other."""
 
+    def holders(path: str) -> set[str]:
+        parts = path.split(".")
+        return {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
 
-def _holders(path: str) -> set[str]:
-    parts = path.split(".")
-    return {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    apart = holders(link.giver.tail) ^ holders(link.taker.name)
+    return any(has_hooks(model.get_submodule(path)) for path in apart)
 
 
 def _survive(trial: Trial, links: list[Link]) -> bool:
-    """With twice the channels between them, of which the new ones are not listened to, the network must answer the
-    same; whoever else looks at that tensor sees other numbers."""
+    """With twice the channels between them, of which the layer behind ignores the new ones, the network must give the
+    same outputs; anything else that reads that tensor sees other numbers."""
     givers, takers = {link.giver.name for link in links}, {link.taker.name for link in links}
-    stand_ins: dict[str, nn.Module] = {}
-    for site in {site.name: site for link in links for site in (link.giver, link.taker)}.values():
-        whole = dense_copy(trial.filters, site)
-        stand_ins[site.name] = _grown(whole, site, inwards=site.name in takers, outwards=site.name in givers)
-        if site.batch_norm is not None:
-            stand_ins[site.batch_norm] = without_norm(trial.model.get_submodule(site.batch_norm))
-    return trial.holds(stand_ins, givers | takers)
+    sites = {site.name: site for link in links for site in (link.giver, link.taker)}
+
+    def stand_in(site: Site) -> nn.Module:
+        return _grown(trial.dense_copy(site), site, inwards=site.name in takers, outwards=site.name in givers)
+
+    return trial.survives(list(sites.values()), stand_in)
 
 
 def _grown(whole: nn.Sequential, site: Site, *, inwards: bool, outwards: bool) -> nn.Module:

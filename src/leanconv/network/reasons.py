@@ -1,4 +1,4 @@
-"""Why a layer is left alone: every value ``result.skipped`` can take."""
+"""Why a layer is not replaced: every value ``result.skipped`` can have."""
 
 from __future__ import annotations
 
@@ -22,29 +22,9 @@ HOOKED = "carries hooks, whose work would be lost"
 FUNCTION = "called as a function, not as a module"
 NOT_AT_PATH = "the network reaches it other than by calling the module at its path"
 
-ALL = (
-    FIRST,
-    ASKED,
-    NOT_NAMED,
-    OUTSIDE,
-    NOT_CHEAPER,
-    NOT_NEEDED,
-    NOT_SPATIAL,
-    UNUSED,
-    USED_AGAIN,
-    SHARED,
-    DEPTHWISE,
-    TRANSPOSED,
-    CUSTOM,
-    NOT_REAL,
-    HOOKED,
-    FUNCTION,
-    NOT_AT_PATH,
-)
-
 
 def by_reason(skipped: dict[str, str], limit: int = 4) -> list[str]:
-    """A line a reason, for people: the layers it holds for, the first few by name."""
+    """One line per reason, for people, with the names of its first layers."""
     layers: dict[str, list[str]] = {}
     for name, reason in skipped.items():
         layers.setdefault(reason, []).append(name)

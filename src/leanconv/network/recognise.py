@@ -12,16 +12,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, FrozenBatchNorm2d)
 # Sums of two tensors: a residual connection when one of them is a response.
-ADDITIONS: frozenset[Any] = frozenset(
-    [
-        torch.add,
-        Tensor.add,
-        Tensor.add_,
-        Tensor.__add__,
-        Tensor.__radd__,
-        Tensor.__iadd__,
-    ]
-)
+ADDITIONS = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__)
 
 
 def is_addition(function: Any, kwargs: dict[str, Any], operands: list[Tensor]) -> bool:
@@ -36,22 +27,17 @@ def is_addition(function: Any, kwargs: dict[str, Any], operands: list[Tensor]) -
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody else's code runs in or around this module's forward.
+    """Whether the user's code runs in or around this module's forward.
 
     torch's older weight_norm and spectral_norm are hooks that compute the weight: the layer stays what it is.
     """
     before = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, (WeightNorm, SpectralNorm))]
-    return bool(
-        before
-        or module._forward_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or has_own_forward(module)
-    )
+    others = module._forward_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(before or others) or has_own_forward(module)
 
 
 def has_own_forward(module: nn.Module) -> bool:
-    """Whether a method that computes was put on the instance."""
+    """Whether the instance has a forward that is not its class's."""
     return not {"forward", "_conv_forward"}.isdisjoint(vars(module))
 
 
@@ -61,7 +47,7 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def is_norm_with_activation(module: nn.Module) -> bool:
-    """timm's batch norm with an activation behind it, two steps in one module. By name: timm need not be there."""
+    """timm's batch norm followed by an activation, in one module. By name: timm need not be installed."""
     kind = type(module)
     named = kind.__name__ == "BatchNormAct2d" and kind.__module__.startswith("timm.")
     return named and module.running_mean is not None and not has_hooks(module)

@@ -9,8 +9,7 @@ from math import prod
 from leanconv.errors import unknown_name, warn
 from leanconv.network import reasons
 from leanconv.network.activations import ActivationSpec
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry, Size
+from leanconv.network.layers.geometry import Cost, Geometry, Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +30,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A layer and what follows it up to its activation: batch norm, addends."""
+    """A layer and what follows it up to its activation: batch norm, tensors added."""
 
     name: str
     geometry: Geometry
@@ -88,12 +87,8 @@ class Survey:
         inside = [layer for layer in self.layers if f"{layer.name}.".startswith(f"{part}.")]
         names = {layer.name for layer in inside}
         outside = {layer.name: reasons.OUTSIDE for layer in self.layers if layer.name not in names}
-        return Survey(
-            layers=tuple(inside),
-            sites=tuple(site for site in self.sites if site.name in names),
-            skipped={**self.skipped, **outside},
-            first=self.first,
-        )
+        sites = tuple(site for site in self.sites if site.name in names)
+        return replace(self, layers=tuple(inside), sites=sites, skipped={**self.skipped, **outside})
 
 
 def apply_skip(
@@ -120,7 +115,7 @@ def apply_skip(
 
 def in_order(skipped: dict[str, str], survey: Survey) -> dict[str, str]:
     """In order of execution; layers that did not run come last."""
-    order = {layer.name: number for number, layer in enumerate(survey.layers)}
+    order = {layer.name: index for index, layer in enumerate(survey.layers)}
     return dict(sorted(skipped.items(), key=lambda item: order.get(item[0], len(order))))
 
 

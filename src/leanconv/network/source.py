@@ -15,14 +15,14 @@ from torch import nn
 
 from leanconv import models
 from leanconv.errors import LeanconvError, unknown_name
-from leanconv.network.layers.blank import blank
+from leanconv.network.layers.modules import blank
 from leanconv.network.recognise import has_hooks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """``torchvision``, ``timm`` and leanconv's own networks are built by name. ``other`` needs the user's own code:
-    ``name`` only says which, since nothing a file names is ever run."""
+    ``name`` only says which, since code named in a file never runs."""
 
     library: Literal["torchvision", "timm", "leanconv", "other"]
     name: str
@@ -51,18 +51,18 @@ VARIANTS: tuple[tuple[tuple[str, bool], ...], ...] = (
 
 
 def identify(model: nn.Module) -> Source:
-    """The source of a live network: a builder of torchvision's or leanconv's own whose product is the same in every
-    respect but weights."""
+    """Where a network comes from: the builder of torchvision or leanconv that makes it, except for its weights."""
     kind = type(model)
-    # Hooks and forwards set on an instance would be lost in rebuilding.
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    # Rebuilding would lose hooks and forwards that were set on an instance.
     if any(has_hooks(module) for module in model.modules()):
-        return Source(library="other", name=f"{kind.__module__}.{kind.__qualname__} with hooks of its own")
+        return Source(library="other", name=f"{name} with hooks of its own")
     candidates = list(_candidates(kind, _last_outputs(model)))
     fingerprint = _fingerprint(model) if candidates else []
     for source in candidates:
         if _built(source) == fingerprint:
             return source
-    return Source(library="other", name=f"{kind.__module__}.{kind.__qualname__}")
+    return Source(library="other", name=name)
 
 
 def _candidates(kind: type[nn.Module], outputs: int | None) -> Iterator[Source]:
@@ -79,7 +79,7 @@ def _candidates(kind: type[nn.Module], outputs: int | None) -> Iterator[Source]:
 
 
 def confirmed(model: nn.Module, found: Source, source: Source) -> Source:
-    """``found`` by ``identify``, or else ``source`` if building it gives ``model`` in every respect but weights."""
+    """``found`` by ``identify``; if that is unknown, ``source`` if its network equals ``model`` except for weights."""
     if found.library != "other":
         return found
     if source.library == "other":
@@ -106,7 +106,10 @@ def build(source: Source, *, pretrained: Any = None) -> nn.Module:
             arguments["weights_backbone"] = None  # a detector would fetch them otherwise
         return builder(weights=pretrained, **arguments)
     if source.library == "timm":
-        timm = require_timm()
+        try:
+            import timm
+        except ImportError:
+            raise LeanconvError("timm is not installed; pip install 'leanconv[timm]'.") from None
         if not timm.is_model(source.name):
             raise unknown_name(source.name, timm.list_models(), what="timm model", where="MODEL")
         network: nn.Module = timm.create_model(source.name, pretrained=bool(pretrained), **arguments)
@@ -121,22 +124,10 @@ def build(source: Source, *, pretrained: Any = None) -> nn.Module:
     )
 
 
-def require_timm() -> Any:
-    try:
-        import timm
-    except ImportError:
-        raise LeanconvError("timm is not installed; pip install 'leanconv[timm]'.") from None
-    return timm
-
-
 def _last_outputs(model: nn.Module) -> int | None:
-    outputs = None
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            outputs = module.out_features
-        elif isinstance(module, nn.Conv2d):
-            outputs = module.out_channels
-    return outputs
+    """Outputs of the last Linear layer or convolution."""
+    last = [module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv2d))][-1:]
+    return next((layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels for layer in last), None)
 
 
 @lru_cache(maxsize=256)

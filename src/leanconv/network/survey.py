@@ -13,8 +13,7 @@ from leanconv.network import reasons
 from leanconv.network.activations import ActivationSpec
 from leanconv.network.effective_conv import plain_form
 from leanconv.network.function_trace import Event, Key, recording, tensors
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.network.layers.kinds import KINDS, LAYERS, kind_of, kind_of_function
 from leanconv.network.recognise import has_hooks, has_own_forward
 from leanconv.network.sites import Layer, Site, Survey
@@ -36,60 +35,65 @@ def survey(model: nn.Module, sample: Any, *, layers: Literal["conv", "all"] = "c
     hooked = {name for name, module in counted.items() if has_hooks(module)}
     with recording(model) as recorded:
         recorded.finish(model(sample))
-
-    calls = Counter(event.name for event in recorded.events if event.kind in ("layer", "batch_norm"))
-    parallel = _parallel_calls(recorded.events)
-    consumers: dict[Key, list[Event]] = defaultdict(list)
-    for event in recorded.events:
-        for key in set(event.inputs):
-            consumers[key].append(event)
+    record = _Record(recorded.events, batch)
     owners = _weight_owners(model)
 
     described: dict[str, Layer] = {}
     sites: list[_Candidate] = []
     skipped: dict[str, str] = {}
-    for event in recorded.events:
+    for position, event in enumerate(record.events):
         if event.kind == "call":
             described[event.name] = _describe_call(event, batch)
             skipped[event.name] = reasons.FUNCTION
-        if event.kind != "layer" or event.name not in counted:
+        if event.kind != "layer" or event.name not in counted or event.name in described:
             continue
-        module = counted[event.name]
-        if event.name in described:  # a second call costs again
-            first = described[event.name]
-            described[event.name] = replace(first, macs=first.macs + _describe(event, module, batch).macs)
-            continue
-        described[event.name] = _describe(event, module, batch)
-        again = calls[event.name] > 1 and event.name not in parallel
+        module, calls = counted[event.name], record.calls[event.name]
+        described[event.name] = _describe(calls, module, batch)
+        # The maps of a pyramid: every input exists before the first call, none is the output of an earlier one.
+        parallel = all(call.inputs and record.made_at.get(call.inputs[0], -1) < position for call in calls)
+        again = len(calls) > 1 and not parallel
         reason = _refusal(module, event.name in hooked, again, owners)
         plain = None if reason else plain_form(module, event.in_shape[2:])
         candidate = None
         if plain:
-            runs = [
-                _candidate(run, plain.geometry, consumers, calls, batch, len(sites))
-                for run in parallel.get(event.name, [event])
-            ]
-            candidate = runs[0] if len(runs) == 1 else _merge_calls(runs)
+            candidate = _merge_calls([_candidate(record, call, plain.geometry, len(sites)) for call in calls])
         if candidate:
             sites.append(candidate)
         else:
             skipped[event.name] = reason or (reasons.USED_AGAIN if plain else reasons.CUSTOM)
-    for name in counted:
-        if name not in described:
-            skipped[name] = reasons.UNUSED
+    skipped |= {name: reasons.UNUSED for name in counted if name not in described}
     convolutions = (name for name in described if name not in counted or kind_of(counted[name]).over_a_map)
     return Survey(
         layers=tuple(described.values()),
-        sites=_arrange(sites, recorded.events),
+        sites=_arrange(sites, record.made_at),
         skipped=skipped,
         first=next(convolutions, None),
     )
 
 
+class _Record:
+    """The ``events`` of the run, by what they made and used. ``calls``: of layers and batch norms, by path."""
+
+    def __init__(self, events: list[Event], batch: int) -> None:
+        self.events, self.batch = events, batch
+        self.made_at = {key: position for position, event in enumerate(events) for key in event.outputs}
+        self.calls: dict[str, list[Event]] = defaultdict(list)
+        self._consumers: dict[Key, list[Event]] = defaultdict(list)
+        for event in events:
+            if event.kind in ("layer", "batch_norm"):
+                self.calls[event.name].append(event)
+            for key in set(event.inputs):
+                self._consumers[key].append(event)
+
+    def only_consumer(self, event: Event) -> Event | None:
+        """The event that uses the one output of ``event``; None if there are several outputs or uses."""
+        uses = self._consumers.get(event.outputs[0], []) if len(event.outputs) == 1 else []
+        return uses[0] if len(uses) == 1 else None
+
+
 def _batch_size(sample: Any) -> int:
-    if isinstance(sample, dict):
-        return max(len(next(tensors(sample))), 1)
-    return max(len(sample), 1)
+    images = next(tensors(sample)) if isinstance(sample, dict) else sample
+    return max(len(images), 1)
 
 
 def _weight_owners(model: nn.Module) -> Counter[int]:
@@ -101,25 +105,11 @@ def _weight_owners(model: nn.Module) -> Counter[int]:
     )
 
 
-def _parallel_calls(events: list[Event]) -> dict[str, list[Event]]:
-    """The calls of layers that run several times, where every input exists before the first call: the maps of a
-    pyramid, and not the output of an earlier call."""
-    made_at = {key: number for number, event in enumerate(events) for key in event.outputs}
-    runs: dict[str, list[int]] = defaultdict(list)
-    for number, event in enumerate(events):
-        if event.kind == "layer":
-            runs[event.name].append(number)
-    return {
-        name: [events[number] for number in numbers]
-        for name, numbers in runs.items()
-        if len(numbers) > 1
-        and all(events[n].inputs and made_at.get(events[n].inputs[0], -1) < numbers[0] for n in numbers)
-    }
-
-
 def _merge_calls(calls: list[_Candidate]) -> _Candidate | None:
     """One site of all calls of a layer; None where they cannot be fitted together."""
     first = calls[0]
+    if len(calls) == 1:
+        return first
     if any(call.site.adds or call.site.batch_norm for call in calls):
         return None
     same = all(call.site.activation.same_as(first.site.activation) for call in calls)
@@ -152,22 +142,21 @@ def _refusal(module: Any, hooked: bool, again: bool, owners: Counter[int]) -> st
     return None
 
 
-def _describe(event: Event, module: Any, batch: int) -> Layer:
-    """``module``: one of LAYERS. They share attributes, but no public base class."""
+def _describe(calls: list[Event], module: Any, batch: int) -> Layer:
+    """``module``: one of LAYERS. They share attributes, but no public base class. Every call costs again."""
+    first, weight_shape = calls[0], tuple(module.weight.shape)
     kind = kind_of(module)
     on_map = kind.over_a_map
-    stride = module.stride if on_map else 1
-    kernel = tuple(module.kernel_size) if on_map else (1,)
     return Layer(
-        name=event.name,
+        name=first.name,
         type=type(module).__name__,
         in_channels=module.in_channels if on_map else module.in_features,
         out_channels=module.out_channels if on_map else module.out_features,
-        kernel=kernel,
-        stride=(stride,) * len(kernel) if isinstance(stride, int) else tuple(stride),
+        kernel=tuple(module.kernel_size) if on_map else (1,),
+        stride=kind.each(module.stride) if on_map else (1,),
         groups=module.groups if on_map else 1,
-        out_size=kind.sizes(event.in_shape, event.out_shape, batch)[1],
-        macs=kind.macs(tuple(module.weight.shape), event.in_shape, event.out_shape, batch),
+        out_size=kind.sizes(first.in_shape, first.out_shape, batch)[1],
+        macs=sum(kind.macs(weight_shape, call.in_shape, call.out_shape, batch) for call in calls),
         parameters=module.weight.numel() + (module.bias.numel() if isinstance(module.bias, Tensor) else 0),
     )
 
@@ -201,33 +190,23 @@ class _Candidate:
     addends: tuple[Key, ...]
 
 
-def _candidate(
-    event: Event,
-    geometry: Geometry,
-    consumers: dict[Key, list[Event]],
-    calls: Counter[str],
-    batch: int,
-    index: int,
-) -> _Candidate:
+def _candidate(record: _Record, event: Event, geometry: Geometry, index: int) -> _Candidate:
+    """From one call of a layer. ``index``: of the layer in the order of execution."""
     kind = KINDS[geometry.kind]
-    in_size, out_size, repeats = kind.sizes(event.in_shape, event.out_shape, batch)
-    # Batch norm and PReLU's slopes act on axis 1, which a Linear layer's filters lie on where its rows are flat.
+    in_size, out_size, repeats = kind.sizes(event.in_shape, event.out_shape, record.batch)
+    # Batch norm and PReLU's slopes act on axis 1. That is the axis of a Linear layer's filters only for flat rows.
     filters_on_axis_1 = kind.channel_axis(len(event.out_shape)) == 1
-    tail = event
+    tail, following = event, record.only_consumer(event)
     batch_norm: str | None = None
-    following = _only_consumer(event, consumers)
-    if following and following.kind == "batch_norm" and filters_on_axis_1 and calls[following.name] == 1:
-        batch_norm, tail = following.name, following
-        following = _only_consumer(following, consumers)
+    if following and following.kind == "batch_norm" and filters_on_axis_1 and len(record.calls[following.name]) == 1:
+        batch_norm, tail, following = following.name, following, record.only_consumer(following)
     addends: list[Key] = []
     last = tail
     while following and following.kind == "add":
         addends += [key for key in following.inputs if key != last.outputs[0]]
-        last, following = following, _only_consumer(following, consumers)
-    activation = ActivationSpec()
-    if following and following.kind == "activation" and following.activation:
-        activation = following.activation
-    alone = following is not None and following.kind == "layer" and calls[following.name] == 1
+        last, following = following, record.only_consumer(following)
+    activation = (following and following.activation) or ActivationSpec()
+    alone = following is not None and following.kind == "layer" and len(record.calls[following.name]) == 1
     feeds = following.name if following and alone and not addends else None
     slope = activation.parameters.get("slope")
     if not filters_on_axis_1 and isinstance(slope, Tensor) and slope.numel() > 1:
@@ -247,13 +226,12 @@ def _candidate(
     return _Candidate(site, event.inputs[0] if event.inputs else None, tail.outputs[0], tuple(addends))
 
 
-def _arrange(candidates: list[_Candidate], events: list[Event]) -> tuple[Site, ...]:
+def _arrange(candidates: list[_Candidate], made_at: dict[Key, int]) -> tuple[Site, ...]:
     """Choose the site that is fitted to each sum, and the order to solve in.
 
     Where several sites are added up, one is fitted with the others as its addends: the deepest, whose own input was
     made last. The others are fitted linearly, without addends, and are solved before it.
     """
-    made_at = {key: number for number, event in enumerate(events) for key in event.outputs}
     by_response = {item.response: item for item in candidates}
     order: list[Site] = []
     waiting: dict[str, list[Site]] = {}  # by the name of the later site they wait for
@@ -279,10 +257,3 @@ def _arrange(candidates: list[_Candidate], events: list[Event]) -> tuple[Site, .
                 continue
         append(site)
     return tuple(order)
-
-
-def _only_consumer(event: Event, consumers: dict[Key, list[Event]]) -> Event | None:
-    if len(event.outputs) != 1:
-        return None
-    events = consumers.get(event.outputs[0], [])
-    return events[0] if len(events) == 1 else None

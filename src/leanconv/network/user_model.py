@@ -1,4 +1,4 @@
-"""The user's model: checked, copied, and in an error message where it fails."""
+"""The user's model: checks, copies, its device, and the error message when it fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_model(model: Any) -> None:
         if tensor.is_meta:
             raise LeanconvError(f"layer {layer!r} is on the meta device and has no values; load the weights first.")
     real = {name: tensor for name, tensor in named if tensor.is_floating_point() and tensor.layout == torch.strided}
-    # All at once first: every question to a GPU takes time.
+    # All at once first: reading a value from a GPU takes time.
     if bool(torch.isfinite(get_total_norm(list(real.values()), math.inf))):
         return
     for name, tensor in real.items():
@@ -54,9 +54,9 @@ def model_failed(error: Exception, batch: Any) -> LeanconvError:
     """An error of the user's network on a batch, with the shape of the batch and the message."""
     shapes = [tuple(tensor.shape) for tensor in tensors(batch)][:3]
     shape = shapes[0] if isinstance(batch, Tensor) else shapes
-    said = " ".join(str(error).split())[:300]
+    message = " ".join(str(error).split())[:300]
     return LeanconvError(
-        f"the model raised {type(error).__name__} on a batch of shape {shape}: {said}; give images it accepts."
+        f"the model raised {type(error).__name__} on a batch of shape {shape}: {message}; give images it accepts."
     )
 
 
@@ -67,10 +67,10 @@ def device_of(model: nn.Module) -> torch.device:
 
 def parse_device(device: torch.device | str) -> torch.device:
     try:
-        place = torch.device(device)
-        if place.type == "meta":
+        parsed = torch.device(device)
+        if parsed.type == "meta":
             raise RuntimeError("it holds no values")
-        return torch.empty(0, device=place).device  # "cuda" is one of several, and images may be there already
+        return torch.empty(0, device=parsed).device  # with its index: images may be on "cuda:0" already
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise LeanconvError(f"device={str(device)!r} cannot be used here ({reason}); try 'cpu'.") from None

@@ -14,11 +14,10 @@ from leanconv.calibrate.probes import Probe
 from leanconv.config import Options
 from leanconv.errors import LeanconvError, listing, unknown_name
 from leanconv.network import reasons
-from leanconv.network.dry_run import Trial
+from leanconv.network.dry_run import Trial, replaceable
 from leanconv.network.fold import Filters
 from leanconv.network.links import find_links
 from leanconv.network.recognise import is_norm_with_activation
-from leanconv.network.replaceable import replaceable
 from leanconv.network.sites import Site, Survey, apply_skip
 from leanconv.network.survey import survey
 from leanconv.network.user_model import copied, model_failed
@@ -92,7 +91,7 @@ def prepare(
     trial = Trial(original, inputs)
     sites = {site.name: site for site in replaceable(trial, list(seen.sites))}
     by_hand = isinstance(options.ranks, Mapping)
-    selector = None if by_hand else options.selector.prepared(model, sample, comparable=trial.tells)
+    selector = None if by_hand else options.selector.prepared(model, sample, comparable=trial.comparable)
     skipped = dict(seen.skipped)
     skipped |= {site.name: reasons.NOT_AT_PATH for site in seen.sites if site.name not in sites}
     apply_skip(options.skip, seen, sites, skipped, named=options.ranks if by_hand else ())
@@ -113,7 +112,7 @@ def prepare(
         options=options,
         selector=selector,
         dtype=torch.float64 if double else torch.float32,
-        comparable=trial.tells,
+        comparable=trial.comparable,
         buffers=buffers,
     )
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from leanconv.forms import RESPONSES, Axis, Choice
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.geometry import Cost, Geometry
 
 
 class Energies:

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from leanconv.forms import FORMS, Choices, Scheme, as_scheme
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.ranks.candidates import Candidate, Energies
 from leanconv.ranks.merging import Pairs, reachable, select_merged
 

@@ -5,19 +5,15 @@ inverse or an eigenproblem are accumulated in float64; results come back in the 
 """
 
 from leanconv.solve.activations import Activation, activation
-from leanconv.solve.generalization_gap import Gap
 from leanconv.solve.holdout import Parts, parted
-from leanconv.solve.low_rank import LowRank
 from leanconv.solve.moments import Moments
-from leanconv.solve.nonlinear import NonlinearFit, nonlinear
+from leanconv.solve.nonlinear import nonlinear
 from leanconv.solve.nonlinear_holdout import unseen
-from leanconv.solve.pca import pca, spectrum
-from leanconv.solve.reduced_rank import reduced_rank
+from leanconv.solve.reduced_rank import LowRank, pca, reduced_rank, spectrum
 from leanconv.solve.response_space import ResponseSpace
-from leanconv.solve.sample_size import Enough, Regression, enough, thinned
+from leanconv.solve.sample_size import Enough, Gap, Regression, enough, thinned
 from leanconv.solve.spatial_als import swept
-from leanconv.solve.spatial_svd import SpatialBasis, SpatialFactors, spatial_basis
-from leanconv.solve.two_step import FilterBasis, TwoStep
+from leanconv.solve.spatial_svd import FilterBasis, SpatialFactors, TwoStep, spatial_basis
 
 __all__ = [
     "Activation",
@@ -26,11 +22,9 @@ __all__ = [
     "Gap",
     "LowRank",
     "Moments",
-    "NonlinearFit",
     "Parts",
     "Regression",
     "ResponseSpace",
-    "SpatialBasis",
     "SpatialFactors",
     "TwoStep",
     "activation",

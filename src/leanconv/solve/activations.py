@@ -11,7 +11,7 @@ linear and by safeguarded Newton where it is smooth.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -55,7 +55,7 @@ class Relu:
 class PiecewiseLinear:
     """r(y) = slope y + offset on each of the intervals cut at ``knots`` (rising)."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor], pieces: list[tuple[float, float, Parameter, float]]):
+    def __init__(self, function: Callable[[Tensor], Tensor], pieces: Sequence[tuple[float, float, Parameter, float]]):
         self._function = function
         self._pieces = pieces  # (low, high, slope, offset)
 
@@ -63,19 +63,17 @@ class PiecewiseLinear:
         return self._function(y)
 
     def z_step(self, target: Tensor, activated: Tensor, v: Tensor, weight: float) -> Tensor:
-        best_z = best_cost = None
-        for low, high, slope, offset in self._pieces:
+        def best_on(low: float, high: float, slope: Parameter, offset: float) -> tuple[Tensor, Tensor]:
             free = (slope * (activated - offset) + weight * v) / (slope * slope + weight)
             z = free.clamp(low, high)
-            cost = (activated - slope * z - offset).square() + weight * (z - v).square()
-            if best_z is None or best_cost is None:
-                best_z, best_cost = z, cost
-            else:
-                better = cost < best_cost
-                best_z = torch.where(better, z, best_z)
-                best_cost = torch.minimum(cost, best_cost)
-        assert best_z is not None
-        return best_z
+            return z, (activated - slope * z - offset).square() + weight * (z - v).square()
+
+        best, best_cost = best_on(*self._pieces[0])
+        for piece in self._pieces[1:]:
+            z, cost = best_on(*piece)
+            best = torch.where(cost < best_cost, z, best)
+            best_cost = torch.minimum(cost, best_cost)
+        return best
 
 
 class Smooth:
@@ -125,7 +123,7 @@ class Smooth:
         z = v.clamp(low, high)
         cost = cost_at(z)
         candidates = [torch.lerp(v, target, step / self.SCAN) for step in range(1, self.SCAN + 1)]
-        candidates += [torch.full_like(v, place) for place in self._landmarks if low < place < high]
+        candidates += [torch.full_like(v, point) for point in self._landmarks if low < point < high]
         for candidate in candidates:
             candidate.clamp_(low, high)
             candidate_cost = cost_at(candidate)
@@ -148,10 +146,6 @@ class Smooth:
             cost = torch.where(descends, trial_cost, cost)
             stride = torch.where(descends, (2 * stride).clamp_max(1.0), 0.5 * stride)
         return z, cost
-
-
-def _identity(y: Tensor) -> Tensor:
-    return y
 
 
 def _silu(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -220,31 +214,21 @@ def _elu(alpha: float) -> Smooth:
     def derivatives(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         tail = alpha * torch.exp(z.clamp_max(0.0))
         below = z < 0
-        return (
-            torch.where(below, tail - alpha, z),
-            torch.where(below, tail, torch.ones_like(z)),
-            torch.where(below, tail, torch.zeros_like(z)),
-        )
+        slope = torch.where(below, tail, torch.ones_like(z))
+        bend = torch.where(below, tail, torch.zeros_like(z))
+        return torch.where(below, tail - alpha, z), slope, bend
 
     return Smooth(lambda y: F.elu(y, alpha), derivatives, (0.0,))
 
 
 def _leaky(slope: Parameter) -> PiecewiseLinear:
-    return PiecewiseLinear(
-        lambda y: torch.where(y >= 0, y, slope * y),
-        [(-math.inf, 0.0, slope, 0.0), (0.0, math.inf, 1.0, 0.0)],
-    )
+    pieces = [(-math.inf, 0.0, slope, 0.0), (0.0, math.inf, 1.0, 0.0)]
+    return PiecewiseLinear(lambda y: torch.where(y >= 0, y, slope * y), pieces)
 
 
 def _clipped(low: float, high: float) -> PiecewiseLinear:
-    return PiecewiseLinear(
-        lambda y: y.clamp(low, high),
-        [(-math.inf, low, 0.0, low), (low, high, 1.0, 0.0), (high, math.inf, 0.0, high)],
-    )
-
-
-def _number(value: Parameter) -> float:
-    return float(value)
+    pieces = [(-math.inf, low, 0.0, low), (low, high, 1.0, 0.0), (high, math.inf, 0.0, high)]
+    return PiecewiseLinear(lambda y: y.clamp(low, high), pieces)
 
 
 # Softplus thresholds from which its jump is lost in float32.
@@ -253,21 +237,21 @@ _AROUND_DIP = (0.0, -0.2, -0.5, -1.0, -1.7, -2.4, -2.9, -4.0)
 
 # Cuts are where the slope is zero (the dip of SiLU, GELU, Hardswish and Mish) or jumps.
 _MAKERS: dict[str, Callable[[Mapping[str, Parameter]], Activation]] = {
-    "identity": lambda p: PiecewiseLinear(_identity, [(-math.inf, math.inf, 1.0, 0.0)]),
+    "identity": lambda p: PiecewiseLinear(lambda y: y, [(-math.inf, math.inf, 1.0, 0.0)]),
     "relu": lambda p: Relu(),
-    "leaky_relu": lambda p: _leaky(_number(p.get("slope", 0.01))),
+    "leaky_relu": lambda p: _leaky(float(p.get("slope", 0.01))),
     "prelu": lambda p: _leaky(p["slope"]),
     "relu6": lambda p: _clipped(0.0, 6.0),
-    "hardtanh": lambda p: _clipped(_number(p.get("low", -1.0)), _number(p.get("high", 1.0))),
+    "hardtanh": lambda p: _clipped(float(p.get("low", -1.0)), float(p.get("high", 1.0))),
     "silu": lambda p: Smooth(F.silu, _silu, (-1.2784645,), _AROUND_DIP),
     "gelu": lambda p: Smooth(F.gelu, _gelu, (-0.7517916,), _AROUND_DIP),
     "gelu_tanh": lambda p: Smooth(lambda y: F.gelu(y, approximate="tanh"), _gelu_tanh, (-0.7524614,), _AROUND_DIP),
     "hardswish": lambda p: Smooth(F.hardswish, _hardswish, (-3.0, -1.5, 3.0), (2.9, *_AROUND_DIP)),
-    "elu": lambda p: _elu(_number(p.get("alpha", 1.0))),
+    "elu": lambda p: _elu(float(p.get("alpha", 1.0))),
     "sigmoid": lambda p: Smooth(torch.sigmoid, _sigmoid),
     "tanh": lambda p: Smooth(torch.tanh, _tanh),
     "mish": lambda p: Smooth(F.mish, _mish, (-1.1924312,), _AROUND_DIP),
-    "softplus": lambda p: _softplus(_number(p.get("beta", 1.0)), _number(p.get("threshold", 20.0))),
+    "softplus": lambda p: _softplus(float(p.get("beta", 1.0)), float(p.get("threshold", 20.0))),
 }
 
 NAMES = tuple(_MAKERS)

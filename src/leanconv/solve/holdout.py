@@ -7,35 +7,35 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# With fewer images there is little to judge by.
+# With fewer images the held-out part is too small.
 FEWEST_IMAGES = 8
 
-# One image of so many is held out. Where it is not known which rows an image has, longer blocks are, of an eighth of so
-# many images, and as many rows as so many images have around each of them go to neither side.
+# One image of EACH is held out. Where the rows of each image are not known, longer blocks are held out, an EACH-th of
+# CYCLE images, and the rows of MARGIN images on each side of a block are not used.
 EACH = 8
 CYCLE = 64
 MARGIN = 2
 
 
 class Parts(NamedTuple):
-    """Row numbers, rising: to fit to, and held out. They share no image."""
+    """Row numbers, rising: to fit to, and held out. They have no image in common."""
 
     fitted: Tensor
     held: Tensor
 
     def at(self, kept: Tensor, rows: int) -> Parts:
-        """Of ``kept`` ones of all ``rows``, counted anew."""
+        """The parts of the rows ``kept`` of all ``rows``, as indices into ``kept``."""
         fitted, held = (torch.zeros(rows, dtype=torch.bool) for _ in self)
         fitted[self.fitted] = held[self.held] = True
         return Parts(*(torch.nonzero(part[kept.cpu()]).flatten() for part in (fitted, held)))
 
 
 def parted(rows: int, images: int, *, alike: bool) -> Parts | None:
-    """An eighth of the rows held out; None with too few images. Rows are in the order of their images.
+    """Hold out an eighth of the rows; None with too few images. Rows are in the order of their images.
 
-    Where images are ``alike``, of equally many rows, it is every eighth of them. Where they are not, whose a row is is
-    judged by the average: blocks of rows are held out, of up to eight images each, and the two sides share no image of
-    up to ``MARGIN`` times as many rows as the average.
+    Images that are ``alike`` have equally many rows: every eighth image is held out. Otherwise the image of a row is
+    estimated from the average: blocks of up to eight images are held out, and the two parts have no image in common
+    that has up to ``MARGIN`` times the average number of rows.
     """
     if rows < images or images < FEWEST_IMAGES:
         return None

@@ -10,18 +10,15 @@ import torch
 from torch import Tensor
 
 from leanconv.solve.activations import Activation
-from leanconv.solve.device import Number
-from leanconv.solve.low_rank import LowRank
-from leanconv.solve.moments import chunks
-from leanconv.solve.reduced_rank import Regressor, leading_subspace, linear
+from leanconv.solve.moments import Sums, chunks
+from leanconv.solve.reduced_rank import LowRank, Regressor, leading_subspace, linear
 from leanconv.solve.response_space import ResponseSpace
-from leanconv.solve.sums import Sums
 from leanconv.system.precision import quick_products
 
 # (lambda, iterations): the paper's continuation.
 SCHEDULE = ((0.01, 25), (1.0, 25))
 
-# The true error is looked at this often.
+# The true error is measured once in this many iterations.
 CHECK_EVERY = 5
 
 # Chunks summed in the dtype of the samples before they join the float64 sum.
@@ -49,27 +46,25 @@ def nonlinear(
     *,
     addend: Tensor | None = None,
     space: ResponseSpace | None = None,
-    schedule: tuple[tuple[float, int], ...] = SCHEDULE,
     tolerance: float | None = 1e-3,
 ) -> NonlinearFit:
     """min over M of the given rank, b: sum ||r(t_i) - r(s_i + M y_i + b)||^2, for ``target`` t and ``y`` n x d.
 
     ``addend`` s (n x d, None for zero) is what a shortcut adds; the target then includes the true shortcut.
     In a ``space`` of m < d dimensions products are with the coordinates x of y, n x m. With a space's ``inputs`` x, of
-    which y are the responses of given filters, the map is one of x, among all filters: never worse, at m / d the price.
+    which y are filter responses, the map is from x, with any filters: never worse, at m / d times the cost.
 
     Relaxed with auxiliary z_i (``method.md``), alternating (i) reduced-rank regression of z - s on y and (ii) the
     z-step, from the linear solution. Symmetric when ``target`` is ``y``. A phase of the schedule ends early when
-    the true error, looked at every 5 iterations, falls by less than ``tolerance`` relative; None never stops.
-    The map returned is the one with the smallest true error of all those looked at, so it is never worse than
-    the linear start.
+    the true error, measured every 5 iterations, falls by less than ``tolerance`` (relative); None never stops.
+    The result is the map with the smallest true error measured, so it is never worse than the linear start.
 
     Step (i) needs the leading eigenvectors of a matrix that hardly moves between iterations. A step of orthogonal
     iteration from the previous ones never raises the relaxed error (the trace they capture cannot fall) and costs
     a fraction of an eigendecomposition; the last iteration of a phase that runs to its end is exact.
 
-    Cost an iteration: n d (d + 2 rank) multiply-adds, the z-step and O(d^2 rank). A GPU is never kept waiting: whether
-    to stop is asked of a look one iteration old, and the best map is kept by the device.
+    Cost an iteration: n d (d + 2 rank) multiply-adds, the z-step and O(d^2 rank). A GPU never waits: whether to stop
+    is decided by an error one iteration old, and the device keeps the best map.
     """
     space = space or ResponseSpace.anywhere(y)
     x = space.coordinates(y)
@@ -78,7 +73,7 @@ def nonlinear(
     descent = Descent(target, y, rank, activation, regressor, sums, addend=addend)
     best = _Best(descent.current)
     looks: list[Number] = []
-    for weight, iterations in schedule:
+    for weight, iterations in SCHEDULE:
         first = len(looks)
         for step in range(iterations):
             looking = step % CHECK_EVERY == 0
@@ -115,54 +110,75 @@ class Descent:
     ):
         """``sums``: of the regression of target - addend on ``y``."""
         self._target, self._y, self._addend, self._activation = target, y, addend, activation
-        self._rank = rank
+        self._rank, self._sums = rank, sums
         self._activated = activation(target)
         # Products with x are taken centred: subtracting the mean's share afterwards would leave its rounding behind.
         self._centred = regressor.coordinates - regressor.mean.to(y.dtype)
-        self._y_mean = sums.y / max(len(y), 1)
-        self._sums = sums
-        self._begin(regressor)
+        self._start(regressor)
 
     def restarted(self, regressor: Regressor) -> Descent:
-        """Another one on the same samples, with a regressor that differs in its ridge."""
+        """A new descent on the same samples, with a regressor that differs in its ridge."""
         other = copy(self)
-        other._begin(regressor)
+        other._start(regressor)
         return other
 
-    def _begin(self, regressor: Regressor) -> None:
+    def _start(self, regressor: Regressor) -> None:
         self.regressor = regressor
         self.current = linear(self._sums, self._rank, regressor, self._y.dtype)
         self.iterations = 0
         self._u = self.current.p.to(torch.float64)
 
     def sweep(self, weight: float, *, measure: bool) -> Tensor:
-        """The z-step of every sample, and, if asked, the true squared error of ``current``."""
-        x = self.regressor.coordinates
-        with quick_products(x.device):
-            self._by_x, self._total, squared = _z_sweep(
-                self.current,
-                self._target,
-                self._activated,
-                self._y,
-                x,
-                self._centred,
-                self._addend,
-                self._activation,
-                weight,
-                measure=measure,
-            )
+        """The z-step of every sample. Returns the true squared error of ``current`` (float64), or 0 unless
+        ``measure``."""
+        with quick_products(self._y.device):
+            return self._sweep(weight, measure=measure)
+
+    def _sweep(self, weight: float, *, measure: bool) -> Tensor:
+        """One pass over the samples: sum (z - s - y)(x - mean)^T (``_by_x``) and sum (z - s - y) (``_total``).
+
+        z is never stored: a chunk is made in a reused buffer, used and dropped while it is in cache. Products and the
+        sums of a few chunks are in the dtype of the samples (the difference z - y is small), the rest in float64.
+        """
+        current, y, x, addend = self.current, self._y, self.regressor.coordinates, self._addend
+        width = y.shape[1]
+        self._by_x = torch.zeros(width, x.shape[1], dtype=torch.float64, device=y.device)
+        self._total = torch.zeros(width, dtype=torch.float64, device=y.device)
+        squared = torch.zeros((), dtype=torch.float64, device=y.device)
+        partial = torch.zeros(width, x.shape[1], dtype=y.dtype, device=y.device)
+        spans = list(chunks(len(y), y.device))
+        hidden_buffer = y.new_empty(spans[0].stop, current.q.shape[1])
+        v_buffer = y.new_empty(spans[0].stop, width)
+        expand = current.p.T.contiguous()
+        for index, rows in enumerate(spans, 1):
+            size = rows.stop - rows.start
+            hidden = torch.mm(x[rows], current.q, out=hidden_buffer[:size])
+            v = torch.addmm(current.b, hidden, expand, out=v_buffer[:size])
+            if addend is not None:
+                v += addend[rows]
+            if measure:
+                squared += _squared_distance(self._activation(v), self._activated[rows])
+            difference = self._activation.z_step(self._target[rows], self._activated[rows], v, weight).sub_(y[rows])
+            if addend is not None:
+                difference -= addend[rows]
+            partial.addmm_(difference.T, self._centred[rows])
+            self._total += difference.sum(0)
+            if index % FLUSH_EVERY == 0 or index == len(spans):
+                self._by_x += partial
+                partial.zero_()
         return squared
 
     def advance(self, *, exact: bool = False) -> None:
         """The regression on the z of the last sweep; ``exact``: with its own eigenvectors."""
         a = self.regressor.whitened(self._by_x)
         self._u = leading_subspace(a, self._u.shape[1]) if exact else _advance(a, self._u)
-        z_mean = self._y_mean + self._total / len(self._y)
+        count = len(self._y)
+        z_mean = self._sums.y / count + self._total / count
         self.current = self.regressor.solution(self._u, self._by_x, z_mean, self._y.dtype)
         self.iterations += 1
 
     def squared_error(self, rows: slice = slice(None)) -> Tensor:
-        """Of ``current``, on all samples or some."""
+        """Of ``current``, on all samples or on some."""
         addend = None if self._addend is None else self._addend[rows]
         x = self.regressor.coordinates[rows]
         return squared_error(self.current, self._activated[rows], x, addend, self._activation)
@@ -173,8 +189,26 @@ class Descent:
         return norm.square()
 
 
+class Number:
+    """A number on its way from a device. ``read`` waits for the work given to the device before it, not after it."""
+
+    def __init__(self, value: Tensor):
+        self._event: torch.cuda.Event | None = None
+        self._value = value
+        if value.device.type == "cuda":
+            self._value = torch.empty((), dtype=value.dtype, pin_memory=True)
+            self._value.copy_(value, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(value.device))
+
+    def read(self) -> float:
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._value)
+
+
 class _Best:
-    """The map with the smallest error of those offered. Chosen where it lies: nobody waits for the device."""
+    """The map with the smallest error so far. The device compares them: nothing waits for it."""
 
     def __init__(self, first: LowRank):
         self.map = first
@@ -184,54 +218,6 @@ class _Best:
         better, old = squared < self._error, self.map
         self.map = LowRank(*(torch.where(better, *pair) for pair in ((new.p, old.p), (new.q, old.q), (new.b, old.b))))
         self._error = torch.where(better, squared, self._error)
-
-
-def _z_sweep(
-    current: LowRank,
-    target: Tensor,
-    activated: Tensor,
-    y: Tensor,
-    x: Tensor,
-    centred: Tensor,
-    addend: Tensor | None,
-    activation: Activation,
-    weight: float,
-    *,
-    measure: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One pass over the samples: sum (z - s - y)(x - mean)^T, sum (z - s - y), and, if asked,
-    sum ||r(t) - r(s + M y + b)||^2.
-
-    z is never stored: a chunk is made in a reused buffer, used and dropped while it is in cache. Products and the
-    sums of a few chunks are in the dtype of the samples (the difference z - y is small), the rest in float64.
-    """
-    width = y.shape[1]
-    by_x = torch.zeros(width, x.shape[1], dtype=torch.float64, device=y.device)
-    total = torch.zeros(width, dtype=torch.float64, device=y.device)
-    squared = torch.zeros((), dtype=torch.float64, device=y.device)
-    partial = torch.zeros(width, x.shape[1], dtype=y.dtype, device=y.device)
-    spans = list(chunks(len(y), y.device))
-    rows_at_most = spans[0].stop
-    hidden_buffer = y.new_empty(rows_at_most, current.q.shape[1])
-    v_buffer = y.new_empty(rows_at_most, width)
-    expand = current.p.T.contiguous()
-    for number, rows in enumerate(spans):
-        size = rows.stop - rows.start
-        hidden = torch.mm(x[rows], current.q, out=hidden_buffer[:size])
-        v = torch.addmm(current.b, hidden, expand, out=v_buffer[:size])
-        if addend is not None:
-            v += addend[rows]
-        if measure:
-            squared += _squared_distance(activation(v), activated[rows])
-        difference = activation.z_step(target[rows], activated[rows], v, weight).sub_(y[rows])
-        if addend is not None:
-            difference -= addend[rows]
-        partial.addmm_(difference.T, centred[rows])
-        total += difference.sum(0)
-        if number % FLUSH_EVERY == FLUSH_EVERY - 1 or number == len(spans) - 1:
-            by_x += partial
-            partial.zero_()
-    return by_x, total, squared
 
 
 def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
@@ -255,10 +241,10 @@ def _advance(a: Tensor, u: Tensor) -> Tensor:
     """A step of orthogonal iteration on A A^T + tiny I from the orthonormal columns ``u``.
 
     They hardly turn, so at unit length they are nearly orthonormal already, and Cholesky's factor of their products
-    makes them so at the price of a few products: a QR takes five times longer on a GPU. Where they are nearly dependent
-    (the spectrum is wide, and all are drawn to its head) that factor is inexact by the square of their condition, which
-    a second one repairs; where it cannot, the step is not made. The tiny share, far under anything seen, keeps columns
-    nobody has seen from vanishing. Columns that span everything have nowhere to turn.
+    makes them so for a few products: a QR takes five times longer on a GPU. Where columns are nearly dependent (a wide
+    spectrum draws all of them to its largest direction) that factor is inexact by the square of their condition. A
+    second one repairs that; where it cannot, the step is not made. ``tiny`` is far below every eigenvalue seen and
+    keeps columns in unseen directions from vanishing. Columns that span everything cannot turn.
     """
     if u.shape[0] == u.shape[1]:
         return u

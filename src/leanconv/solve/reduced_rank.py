@@ -1,4 +1,5 @@
-"""Reduced-rank regression: the best linear map of a given rank from one set of responses to another."""
+"""The best linear maps of a given rank: from responses to themselves (principal components, whose energies ranks are
+chosen by) and from one set of responses to another (reduced-rank regression)."""
 
 from __future__ import annotations
 
@@ -7,10 +8,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from leanconv.solve.low_rank import LowRank
-from leanconv.solve.moments import Moments, roots
+from leanconv.solve.moments import Moments, Sums, roots
 from leanconv.solve.response_space import ResponseSpace
-from leanconv.solve.sums import Sums
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """``y -> P Q^T y + b`` with P, Q: d x rank and b: d (M = P Q^T in ``method.md``)."""
+
+    p: Tensor
+    q: Tensor
+    b: Tensor
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Apply to samples ``y`` (n x d). Cost 2 n d rank multiply-adds."""
+        return torch.addmm(self.b, y @ self.q, self.p.T)
 
 
 @dataclass(frozen=True)
@@ -28,8 +40,8 @@ class Regressor:
     the last bit, which an inverse of an ill-conditioned Y Y^T would otherwise spoil. Directions in which y varies
     less than its own rounding are left out of the inverse, so M^ is the identity there too.
 
-    A ``space``'s share of pseudo-samples is a ridge: it is in the inverse, and so in M^, alone. Which directions a rank
-    is worth is decided by the responses there are, A = M^ (Y Y^T)^(1/2).
+    A ``space``'s share of pseudo-samples is a ridge: it is only in the inverse, and so in M^. The responses without it
+    decide which directions are kept, A = M^ (Y Y^T)^(1/2).
     """
 
     coordinates: Tensor  # x: n x m, in the dtype of the samples; y itself without a basis
@@ -38,23 +50,21 @@ class Regressor:
     root: Tensor  # B (X X^T)^(1/2), d x m
     inverse: Tensor  # (X X^T)^-1, with the ridge, m x m
     whitener: Tensor  # the inverse times (X X^T)^(1/2)
-    basis: Tensor | None
-    given: bool  # the coordinates were: a space with inputs
+    space: ResponseSpace
 
     @classmethod
     def with_moments(cls, moments: Moments, x: Tensor, space: ResponseSpace) -> Regressor:
-        """``moments``: of the coordinates ``x``, or of as many of them as a fit is to see."""
+        """``moments``: of the coordinates ``x``, or of those of them to fit to."""
         half, inverse_root = roots(moments.regular(space.prior), moments.noise(x.dtype))
         root = half if space.basis is None else space.basis @ half
-        inverse, given = inverse_root @ inverse_root, space.inputs is not None
-        plain = cls(x, moments.mean, half, root, inverse, inverse_root, space.basis, given)
-        return plain.ridged(moments, space.prior, space.share)
+        plain = cls(x, moments.mean, half, root, inverse_root @ inverse_root, inverse_root, space)
+        return plain.ridged(moments, space.share)
 
-    def ridged(self, moments: Moments, prior: Tensor, share: float) -> Regressor:
-        """One without a ridge, with that of a ``share`` of pseudo-samples."""
+    def ridged(self, moments: Moments, share: float) -> Regressor:
+        """A regressor without a ridge gets that of a ``share`` of pseudo-samples."""
         if share <= moments.least_share:
             return self
-        _, inverse_root = roots(moments.regular(prior, share), moments.noise(self.coordinates.dtype))
+        _, inverse_root = roots(moments.regular(self.space.prior, share), moments.noise(self.coordinates.dtype))
         inverse = inverse_root @ inverse_root
         return replace(self, inverse=inverse, whitener=inverse @ self.half)
 
@@ -65,16 +75,16 @@ class Regressor:
 
     def solution(self, u: Tensor, difference_by_x: Tensor, z_mean: Tensor, dtype: torch.dtype) -> LowRank:
         """P = U, Q = M^^T U, b = mean z - M mean: a map of the coordinates x."""
-        direct = u if self.basis is None else self.basis.T @ u
+        direct = u if self.space.basis is None else self.space.basis.T @ u
         q = direct + self.inverse @ (difference_by_x.T @ u)
         b = z_mean - u @ (q.T @ self.mean)
         return LowRank(u.to(dtype), q.to(dtype), b.to(dtype))
 
     def on_responses(self, fitted: LowRank) -> LowRank:
-        """The same map of the responses y: Q^T x = (B Q)^T y; one of given inputs stays as it is."""
-        if self.basis is None or self.given:
+        """The same map of the responses y: Q^T x = (B Q)^T y. A map of a space's inputs stays as it is."""
+        if self.space.basis is None or self.space.inputs is not None:
             return fitted
-        return LowRank(fitted.p, self.basis.to(fitted.q.dtype) @ fitted.q, fitted.b)
+        return LowRank(fitted.p, self.space.basis.to(fitted.q.dtype) @ fitted.q, fitted.b)
 
 
 def leading_subspace(a: Tensor, rank: int) -> Tensor:
@@ -102,6 +112,31 @@ def reduced_rank(z: Tensor, y: Tensor, rank: int, *, space: ResponseSpace | None
 
 
 def linear(sums: Sums, rank: int, regressor: Regressor, dtype: torch.dtype) -> LowRank:
-    """``reduced_rank`` with the ``sums`` and a regressor of the same samples at hand: a map of its coordinates."""
+    """``reduced_rank`` from the ``sums`` and a regressor of the same samples: a map of its coordinates."""
     u = leading_subspace(regressor.whitened(sums.by_x), rank)
     return regressor.solution(u, sums.by_x, sums.z_mean, dtype)
+
+
+def spectrum(y: Tensor, *, space: ResponseSpace | None = None) -> Tensor:
+    """Eigenvalues (d, falling, >= 0, float64) of the covariance of ``y`` (n x d). Cost n d^2 + O(d^3).
+
+    With ``space``, only those that can differ from zero.
+    """
+    moments = Moments.of(y if space is None else space.coordinates(y))
+    values: Tensor = torch.linalg.eigvalsh(moments.scatter / max(moments.count, 1))
+    return values.flip(0).clamp_min(0.0)
+
+
+def pca(y: Tensor, rank: int, *, space: ResponseSpace | None = None) -> LowRank:
+    """Linear, symmetric: M = U U^T with U the leading ``rank`` eigenvectors, b = mean - M mean.
+
+    The squared error equals the sum of the eigenvalues left out, times n. ``space`` orders
+    directions the samples do not.
+    """
+    space = space or ResponseSpace.anywhere(y)
+    u = torch.linalg.eigh(Moments.of(space.coordinates(y)).regular(space.prior)).eigenvectors.flip(1)[:, :rank]
+    if space.basis is not None:
+        u = space.basis @ u
+    mean = y.mean(0, dtype=torch.float64)
+    b = mean - u @ (u.T @ mean)
+    return LowRank(u.to(y.dtype), u.to(y.dtype), b.to(y.dtype))

@@ -1,4 +1,4 @@
-"""Where the responses of a layer can lie, whatever the image."""
+"""The space that contains all responses of a layer, for any image."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class ResponseSpace:
     instead of d x d (and, with few samples, pseudo-samples for m unknowns a row instead of d: ``Moments.regular``).
     Without a basis the coordinates are y itself.
 
-    ``prior`` is the scatter of x, up to scale, in response to white noise: W W^T, or B^T W W^T B. Where the images
-    show nothing, it says where responses can be. Float64.
+    ``prior`` is the scatter of x, up to scale, in response to white noise: W W^T, or B^T W W^T B. It is used where the
+    images show nothing. Float64.
 
-    ``inputs`` (n x m): what the filters ``basis`` B = W have seen, in place of coordinates, for m of any size. Maps are
-    then of rank at most that asked for among all filters of these inputs, and not only among mixtures of the d given.
+    ``inputs`` (n x m): the inputs of the filters ``basis`` B = W, in place of coordinates, for m of any size. Maps then
+    have the rank asked for, with any filters of these inputs and not only with mixtures of the d filters.
 
-    ``share``: pseudo-samples of that scatter, whose response is their target, that filters are fitted to beside the
-    samples; as a share of the samples' mean variance.
+    ``share``: filters are also fitted to pseudo-samples with that scatter, whose response is their target; as a share
+    of the samples' mean variance.
     """
 
     prior: Tensor
@@ -51,7 +51,7 @@ class ResponseSpace:
 
     @classmethod
     def anywhere(cls, y: Tensor) -> ResponseSpace:
-        """Of responses ``y`` (n x d) to filters nobody knows."""
+        """Of responses ``y`` (n x d) to unknown filters."""
         return cls(torch.eye(y.shape[1], dtype=torch.float64, device=y.device), None)
 
     def at(self, rows: Tensor) -> ResponseSpace:

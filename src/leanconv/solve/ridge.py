@@ -1,23 +1,22 @@
-"""How far to trust the samples: pseudo-samples chosen by a linear fit's error on images it has not seen."""
+"""How far to trust the samples: the share of pseudo-samples, chosen by a linear fit's error on unseen images."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from leanconv.solve.moments import unit
-from leanconv.solve.sums import Sums
+from leanconv.solve.moments import Sums, unit
 
 # Shares of the mean variance that are tried.
 SHARES = tuple(10.0 ** (half / 2) for half in range(-10, 3))
 
-# So much more than the prior says is possible everywhere: it may be singular.
+# The prior may be singular: this share of white noise is added to it.
 ANYWHERE = 1e-6
 
 
 def strength(fitted: Sums, held: Sums, prior: Tensor) -> float:
-    """The share of pseudo-samples, of scatter ``prior`` up to scale, with which the regression on samples ``fitted`` to
-    is closest to the z of those ``held`` out. One of ``SHARES``, or 0: as few as there are in any case.
+    """The share of pseudo-samples, of scatter ``prior`` up to scale, with which the regression on samples ``fitted`` is
+    closest to z of the samples ``held`` out. One of ``SHARES``, or 0 for ``least_share``.
 
     With S the scatter of x and R that of the pseudo-samples, whose response is their target, the fit at share mu is
     y + mean(z - y) + K (x - mean), K = D (S + mu R)^-1, D = sum (z - y)(x - mean)^T. In coordinates W in which R is

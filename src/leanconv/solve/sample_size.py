@@ -1,23 +1,24 @@
-"""How many samples a layer needs: the error of its linear fit on images it has not seen, for more and more samples."""
+"""How many samples a layer needs: by the error of linear fits to more and more samples on unseen images (``enough``),
+or by two errors on the same rows, of a fit that has seen them and one that has not (``Gap``)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import torch
 from torch import Tensor
 
 from leanconv.solve.holdout import Parts
-from leanconv.solve.moments import chunks
+from leanconv.solve.moments import Sums, chunks
 from leanconv.solve.reduced_rank import Regressor, linear
 from leanconv.solve.response_space import ResponseSpace
-from leanconv.solve.sums import Sums
 
-# Twice the samples help where they lower the error on unseen images by this share of it.
+# Twice the samples help if they lower the error on unseen images by this share of it.
 TOLERANCE = 0.01
 
-# Nobody needs a relative error under this one lowered; rounding and pseudo-samples have a share in it.
+# A relative error below this needs no improvement; rounding and pseudo-samples are part of it.
 NEGLIGIBLE = 1e-3
 
 # With fewer rows there is nothing to save.
@@ -41,17 +42,17 @@ class Regression:
 
 @dataclass(frozen=True)
 class Enough:
-    """``rows`` to fit to, of all. ``curve``: rows fitted to and relative error on those held out, as far as it was
-    looked at. ``enough``: whether twice as many as ``rows`` hardly help; if not, these are all."""
+    """``rows`` to fit to, of all. ``curve``: pairs of fitted rows and relative error on held-out rows, as far as
+    measured. ``enough``: whether twice as many as ``rows`` hardly help; if not, ``rows`` are all."""
 
     rows: int
     curve: tuple[tuple[int, float], ...]
     enough: bool
 
     def times(self, factor: float, most: int) -> Enough:
-        """So many times as many, of ``most``."""
-        wanted = round(factor * self.rows)
-        return replace(self, rows=min(wanted, most), enough=self.enough and wanted <= most)
+        """``factor`` times as many rows, up to ``most``."""
+        rows = round(factor * self.rows)
+        return replace(self, rows=min(rows, most), enough=self.enough and rows <= most)
 
 
 def enough(regressions: Sequence[Regression], rank: int, parts: Parts) -> Enough | None:
@@ -60,8 +61,8 @@ def enough(regressions: Sequence[Regression], rank: int, parts: Parts) -> Enough
     ``regressions`` share their rows, of which ``parts`` are, and their rank; their squared errors add up. Not under
     ``FEWEST_ROWS``; None where there are fewer.
 
-    Every fit has the rows of the one before it, whose sums go on: cost n m (d + m) multiply-adds and O(d^3) a
-    fit, less where few are enough: larger fits are not made then.
+    Every fit adds rows to the sums of the one before it: cost n m (d + m) multiply-adds and O(d^3) per fit, less if few
+    rows are enough, as larger fits are not made then.
     """
     rows = len(regressions[0].y)
     if rows < FEWEST_ROWS:
@@ -84,8 +85,8 @@ def enough(regressions: Sequence[Regression], rank: int, parts: Parts) -> Enough
 
 
 def thinned(rows: int, count: int) -> Tensor:
-    """``count`` of the ``rows``, rising: one, drawn, of each of as many runs. Every so many-th would be, where rows are
-    all positions of a map, the same few columns of each image, its border among them."""
+    """``count`` of the ``rows``, rising: one drawn from each of ``count`` runs. If rows are all positions of a map,
+    rows at equal steps would be the same few columns of every image, its border among them."""
     edges = torch.arange(count + 1) * rows // count
     drawn = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     return edges[:-1] + (drawn * edges.diff()).long()
@@ -106,11 +107,74 @@ def _sums(of: Regression, rows: Tensor) -> Sums:
 
 def _squared_error(of: Regression, sums: Sums, rank: int, held: Tensor) -> float:
     """Of the fit to the samples of ``sums``, on rows ``held`` out: sum ||z - (M x + b)||^2."""
-    nobody = torch.empty(0, len(of.space.prior), dtype=of.y.dtype)  # coordinates are made where they are looked at
-    fitted = linear(sums, rank, Regressor.with_moments(sums.moments, nobody, of.space), of.y.dtype)
+    no_rows = torch.empty(0, len(of.space.prior), dtype=of.y.dtype)  # coordinates are computed chunk by chunk below
+    fitted = linear(sums, rank, Regressor.with_moments(sums.moments, no_rows, of.space), of.y.dtype)
     total = 0.0
     for span in chunks(len(held), of.y.device):
         rows = held[span].to(of.y.device)
         left = fitted(of.space.at(rows).coordinates(of.y[rows])) - of.z[rows]
         total += float(torch.linalg.vector_norm(left, dtype=torch.float64)) ** 2
     return total
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Squared errors on rows held out: ``unseen``, of the fit to the ``fitted`` other rows, and ``seen``, of that to
+    all ``rows``. ``size``: the squared norm of what is fitted there.
+
+    A least-squares fit of p unknowns an output to n rows with noise s^2 has the squared error s^2 (1 - p / n) on these
+    rows and, to first order in p / n, s^2 (1 + p / n) on others. On the same rows, with f of n fitted to,
+
+        seen = s^2 (1 - p / n),  unseen = s^2 (1 + p / f),  so that
+        s^2 = (n seen + f unseen) / (n + f),  s^2 p = (unseen - seen) n f / (n + f).
+
+    What no map of the rank can fit counts as noise. Where rows of an image are alike, p is larger than the number of
+    unknowns, and more rows are meant of as many more images. A ridge and stopping early hide unknowns from few rows:
+    of a few dozen images p comes out too small.
+    """
+
+    rows: int
+    fitted: int
+    size: float
+    seen: float
+    unseen: float
+
+    def __add__(self, other: Gap) -> Gap:
+        """Of both together: groups, fitted to the same rows."""
+        size, seen, unseen = (a + b for a, b in zip(astuple(self)[2:], astuple(other)[2:], strict=True))
+        return Gap(self.rows, self.fitted, size, seen, unseen)
+
+    @property
+    def floor(self) -> float:
+        """s^2: what is left with any number of rows."""
+        return (self.rows * self.seen + self.fitted * self.unseen) / (self.rows + self.fitted)
+
+    @property
+    def slope(self) -> float:
+        """s^2 p: the error of a fit to N rows on unseen ones is floor + slope / N."""
+        return max(self.unseen - self.seen, 0.0) * self.rows * self.fitted / (self.rows + self.fitted)
+
+    def error(self, rows: float) -> float:
+        """Of a fit to so many, on unseen ones: relative, and a root."""
+        return math.sqrt((self.floor + self.slope / rows) / self.size) if self.size else 0.0
+
+    @property
+    def needed(self) -> int | None:
+        """About how many rows are enough: twice as many lower the (root) error by ``TOLERANCE``. Extrapolated from
+        ``rows``; None where errors are not finite.
+
+        floor + slope / 2N = q (floor + slope / N) with q = (1 - TOLERANCE)^2 gives N = p (q - 1/2) / (1 - q), 24 p.
+        """
+        error = self.error(self.rows)
+        if not math.isfinite(error):
+            return None
+        if error < NEGLIGIBLE:
+            return self.rows
+        left = (1 - TOLERANCE) ** 2
+        rows = self.slope / self.floor * (left - 0.5) / (1 - left)
+        return max(math.ceil(rows), min(FEWEST_ROWS, self.rows))
+
+    @property
+    def enough(self) -> bool | None:
+        """Whether twice the rows would hardly help."""
+        return None if self.needed is None else self.needed <= self.rows

@@ -22,14 +22,14 @@ def swept(split: SpatialFactors, weight: Tensor, patches: Moments, sweeps: int) 
     """min over V (rank x c kh), H (d x kw x rank): sum ||W x - sum_w H_w V x_w||^2, from ``split`` on, with responses
     W x of the filters ``weight`` (d x c x kh x kw) to centred ``patches`` x (n x c kh kw), x_w their kw columns.
 
-    Filters alone are reconstructed by an SVD, which takes every direction of a patch for as likely as any other; in
-    pictures neighbours are alike, and most of what an SVD keeps is never seen. Fitted to patches, either half is a
-    regression on the other: H on V x, an equation with kw rank unknowns a filter, and V on what H makes of it,
+    An SVD of the filters alone treats all directions of a patch as equally likely. In pictures neighbours are alike,
+    and most of what an SVD keeps never occurs. Fitted to patches, each half is a regression given the other: H on V x,
+    with kw rank unknowns per filter, and V on what H makes of it,
 
         sum_wu H_w^T H_u V S_uw = sum_w H_w^T (W S)_w,    S = sum x x^T + white, in blocks of columns w and u,
 
-    which conjugate gradients solve without its matrix. No turn raises the error. Where the patches never vary the split
-    comes back as it is.
+    which conjugate gradients solve without its matrix. No sweep raises the error. If the patches never vary, the split
+    is returned unchanged.
 
     Cost: n (c kh kw)^2 multiply-adds before (the moments), and for each sweep STEPS kw^2 rank c kh (c kh + rank), in
     float64; memory of two matrices like the moments' beside these.
@@ -43,7 +43,7 @@ def swept(split: SpatialFactors, weight: Tensor, patches: Moments, sweeps: int) 
     wanted = (weight.to(torch.float64).flatten(1) @ scatter).reshape(d, c * kh, kw)  # W S
     blocks = scatter.reshape(c * kh, kw, c * kh, kw).permute(1, 3, 0, 2).contiguous()  # S_wu: kw x kw x (c kh) x (c kh)
     del scatter
-    v = torch.linalg.qr(split.vertical.to(torch.float64).flatten(1).T).Q.T
+    v = torch.linalg.qr(split.first.to(torch.float64).flatten(1).T).Q.T
     h = _horizontal(v, wanted, blocks)
     for _ in range(sweeps):
         # Rows made orthonormal span the same, and keep the equations for H as well posed as S is.

@@ -1,35 +1,58 @@
-"""Jaderberg's spatial split of k x k filters into k x 1 and 1 x k, by filter reconstruction."""
+"""Filters as two factors in a row: what every split can do, and Jaderberg's, of k x k filters into k x 1 and 1 x k by
+filter reconstruction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
+class TwoStep(Protocol):
+    """``first`` (r x c x a x b), then ``second`` (d x r x ...): together they are d filters of c x kh x kw."""
+
+    @property
+    def first(self) -> Tensor: ...
+
+    @property
+    def second(self) -> Tensor: ...
+
+    def product(self) -> Tensor:
+        """The d x c x kh x kw filters the two are equal to."""
+        ...
+
+    def seen(self, patches: Tensor) -> Tensor:
+        """What ``second`` sees of ``patches`` (n x c x kh x kw) once ``first`` has filtered them: n x (r k)."""
+        ...
+
+
+class FilterBasis(Protocol):
+    """A filter matrix decomposed once, to be split at any rank."""
+
+    @property
+    def values(self) -> Tensor:
+        """Energies of its directions, falling."""
+        ...
+
+    def split(self, rank: int) -> TwoStep: ...
+
+
 @dataclass(frozen=True)
 class SpatialFactors:
-    """``vertical``: rank x c x kh x 1, then ``horizontal``: d x rank x 1 x kw."""
+    """``first``, vertical: rank x c x kh x 1. ``second``, horizontal: d x rank x 1 x kw."""
 
-    vertical: Tensor
-    horizontal: Tensor
+    first: Tensor
+    second: Tensor
 
     def product(self) -> Tensor:
         """The d x c x kh x kw filters the pair is equal to."""
-        return torch.einsum("rci,drj->dcij", self.vertical[..., 0], self.horizontal[:, :, 0])
-
-    @property
-    def first(self) -> Tensor:
-        return self.vertical
-
-    @property
-    def second(self) -> Tensor:
-        return self.horizontal
+        return torch.einsum("rci,drj->dcij", self.first[..., 0], self.second[:, :, 0])
 
     def seen(self, patches: Tensor) -> Tensor:
         """What the horizontal filters see of ``patches`` (n x c x kh x kw): n x (rank kw)."""
-        return torch.einsum("ncij,rci->nrj", patches, self.vertical[..., 0]).flatten(1)
+        return torch.einsum("ncij,rci->nrj", patches, self.first[..., 0]).flatten(1)
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ from leanconv.errors import LeanconvError
 from leanconv.forms.fit import Fit, Outcome
 from leanconv.network.function_trace import tensors
 from leanconv.network.layers.modules import Factors
-from leanconv.system.atomic_files import flush, replaced
-from leanconv.system.folder_lock import lock_folder
+from leanconv.system.atomic_files import flush, lock_folder, replaced
 
 log = logging.getLogger("leanconv")
 

@@ -1,5 +1,5 @@
-"""Options as dataclass fields. Each field says what it means and what is allowed: checks, the command line's options
-and the tables of the documentation are made from that.
+"""Options as dataclass fields. Each field has its meaning and its limits: checks, the options of the command line and
+the tables of the documentation come from them.
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import operator
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -25,30 +26,33 @@ from leanconv.errors import LeanconvError, listing, whole
 _KEY = "leanconv option"
 NO_DEFAULT: Any = dataclasses.MISSING
 
+# By keyword: the words of an error message, and whether a number is within the limit.
+_LIMITS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
+    "at_least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "at_most": ("at most", operator.le),
+    "under": ("under", operator.lt),
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """What one field says of itself. ``type``: without None, which is allowed where it is the default."""
+    """One field. ``type``: without None, which is allowed where it is the default. ``choices``: those of a Literal.
+    ``bounds``: by the keywords of ``_LIMITS``; None is no limit."""
 
     name: str
     type: Any
     default: Any
-    help: str
-    at_least: float | None
-    above: float | None
-    at_most: float | None
-    under: float | None
     choices: tuple[str, ...]
-    also: str
+    help: str
+    bounds: dict[str, float | None]
     flag: str | None
     check: Callable[[str, Any], Any] | None
 
     @property
     def limits(self) -> str:
         """For people: "at least 1", or "sgd, adam"; empty without any."""
-        if self.choices:
-            return f"{', '.join(self.choices)}{f' {self.also}' if self.also else ''}"
-        return _bounds(self.at_least, self.above, self.at_most, self.under)
+        return ", ".join(self.choices) or _described(self.bounds)
 
     def checked(self, value: Any) -> Any:
         """``value`` in the field's type; LeanconvError where it is not allowed."""
@@ -57,17 +61,15 @@ class Option:
         if self.check is not None:
             return self.check(self.name, value)
         if self.choices:
-            return one_of(self.name, value, self.choices, self.also)
+            return one_of(self.name, value, self.choices)
         if self.type is bool:
             return bool(value)
         if self.type is int:
-            number = whole(self.name, value, int(self.at_least or 0))
-            if self.at_most is None or number <= self.at_most:
+            number = whole(self.name, value, int(self.bounds["at_least"] or 0))
+            if self.bounds["at_most"] is None or number <= self.bounds["at_most"]:
                 return number
         if self.type in (int, float):
-            return number_in(
-                self.name, value, at_least=self.at_least, above=self.above, at_most=self.at_most, under=self.under
-            )
+            return number_in(self.name, value, **self.bounds)
         return value
 
 
@@ -79,29 +81,18 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     under: float | None = None,
-    choices: Sequence[str] | None = None,
-    also: str = "",
     flag: str | None = None,
     check: Callable[[str, Any], Any] | None = None,
 ) -> Any:
-    """A dataclass field with its meaning and limits.
+    """A dataclass field with its meaning and limits; the words of a Literal are its choices.
 
-    ``choices``: words; a field annotated with a Literal has those by itself. ``also``: what else is allowed, for the
-    error's sentence ("or a dict ..."); needs a ``check`` that accepts it. ``flag``: the option on the command line
-    where it is not --name. ``check``: a function (name, value) -> value in place of the rules here.
+    ``flag``: the option on the command line where it is not --name. ``check``: a function (name, value) -> value that
+    replaces the rules here.
     """
-    said = {
-        "help": help,
-        "at_least": at_least,
-        "above": above,
-        "at_most": at_most,
-        "under": under,
-        "choices": None if choices is None else tuple(choices),
-        "also": also,
-        "flag": flag,
-        "check": check,
-    }
-    return dataclasses.field(default=default, metadata={_KEY: said})
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "under": under}
+    return dataclasses.field(
+        default=default, metadata={_KEY: {"help": help, "bounds": bounds, "flag": flag, "check": check}}
+    )
 
 
 def options(config: type) -> tuple[Option, ...]:
@@ -111,63 +102,38 @@ def options(config: type) -> tuple[Option, ...]:
     made = []
     for field in dataclasses.fields(config):
         if _KEY in field.metadata:
-            said = dict(field.metadata[_KEY])
             kind = _without_none(hints[field.name])
-            words = said.pop("choices")
-            if words is None:
-                words = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
-            made.append(Option(name=field.name, type=kind, default=field.default, choices=words, **said))
+            choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+            settings = field.metadata[_KEY]
+            made.append(Option(name=field.name, type=kind, default=field.default, choices=choices, **settings))
     return tuple(made)
 
 
 def check_fields(config: Any) -> None:
-    """Check every option of a dataclass, a frozen one too; call it in ``__post_init__``."""
-    for each in options(type(config)):
-        object.__setattr__(config, each.name, each.checked(getattr(config, each.name)))
-
-
-def table_of(config: type) -> str:
-    """The options as a Markdown table."""
-    rows = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
-    for each in options(config):
-        default = "" if each.default is NO_DEFAULT else f"`{each.default}`"
-        rows.append(f"| `{each.name}` | {default} | {each.limits} | {each.help} |")
-    return "\n".join(rows)
+    """Check every option of a dataclass, also of a frozen one; call it in ``__post_init__``."""
+    for option in options(type(config)):
+        object.__setattr__(config, option.name, option.checked(getattr(config, option.name)))
 
 
 def one_of(name: str, value: Any, allowed: Sequence[str], also: str = "") -> str:
-    """``value`` if it is one of these words; else refused."""
+    """``value`` if it is one of these words, LeanconvError if not. ``also``: what else is allowed, for the message."""
     if not isinstance(value, str) or value not in allowed:
         words = listing([repr(item) for item in allowed]) + (f" {also}" if also else "")
         raise LeanconvError(f"{name}={value!r} is not known; use {words}.")
     return value
 
 
-def number_in(
-    name: str,
-    value: Any,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    under: float | None = None,
-) -> float:
-    """``value`` as a float if it is a finite number within these bounds; else refused."""
-    good = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not (
-        good
-        and (at_least is None or value >= at_least)
-        and (above is None or value > above)
-        and (at_most is None or value <= at_most)
-        and (under is None or value < under)
-    ):
-        raise LeanconvError(f"{name}={value!r} must be a number {_bounds(at_least, above, at_most, under)}.")
+def number_in(name: str, value: Any, **bounds: float | None) -> float:
+    """``value`` as a float if it is a finite number within ``bounds`` (at_least, above, at_most, under), LeanconvError
+    if not."""
+    finite = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not finite or not all(limit is None or _LIMITS[key][1](value, limit) for key, limit in bounds.items()):
+        raise LeanconvError(f"{name}={value!r} must be a number {_described(bounds)}.")
     return float(value)
 
 
-def _bounds(at_least: float | None, above: float | None, at_most: float | None, under: float | None) -> str:
-    named = (("at least", at_least), ("above", above), ("at most", at_most), ("under", under))
-    return " and ".join(f"{word} {value:g}" for word, value in named if value is not None)
+def _described(bounds: dict[str, float | None]) -> str:
+    return " and ".join(f"{_LIMITS[key][0]} {limit:g}" for key, limit in bounds.items() if limit is not None)
 
 
 def _without_none(hint: Any) -> Any:

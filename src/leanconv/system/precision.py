@@ -1,5 +1,5 @@
-"""How exactly a GPU multiplies, and how it chooses its kernels. A user may have set that in torch's newer way, by the
-operation; its older way, for all at once, then refuses to be read or set where operations differ."""
+"""How exactly a GPU multiplies, and how it chooses its kernels. torch has an older setting for all operations and newer
+ones by operation. Where a user made operations differ, the older setting can be neither read nor set."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 
 
 def tf32() -> bool:
-    """Whether the user lets float32 convolutions be computed with ten bits of mantissa."""
-    try:
-        return bool(torch.backends.cudnn.allow_tf32)
-    except RuntimeError:
-        return str(torch.backends.cudnn.conv.fp32_precision) == "tf32"  # type: ignore[attr-defined]
+    """Whether float32 convolutions may be computed with ten bits of mantissa."""
+    cudnn = torch.backends.cudnn
+    if _set_by_operation():
+        return str(cudnn.conv.fp32_precision) == "tf32"  # type: ignore[attr-defined]
+    return bool(cudnn.allow_tf32)
 
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """A GPU's convolutions in float32 proper: TF32 keeps ten bits, whose rounding a deep network multiplies too."""
+    """A GPU's convolutions in full float32. TF32 keeps ten bits, and a deep network multiplies that rounding."""
     cudnn = torch.backends.cudnn
-    # Where operations differ there is only the newer way; where they do not, that would make them, for whoever reads
-    # the older one inside the block.
-    settings, name, exact = (cudnn.conv, "fp32_precision", "ieee") if _differ() else (cudnn, "allow_tf32", False)  # type: ignore[attr-defined]
-    with _set(settings, **{name: exact}):
+    # The newer way only where it is in use: it would make the operations differ, and code inside the block that reads
+    # the older setting would fail.
+    by_operation = _set_by_operation()
+    with _set(cudnn.conv, fp32_precision="ieee") if by_operation else _set(cudnn, allow_tf32=False):  # type: ignore[attr-defined]
         yield
 
 
@@ -33,7 +33,7 @@ def exact_products() -> Iterator[None]:
 def quick_products(device: torch.device) -> Iterator[None]:
     """A GPU's float32 matrix products in TF32, ten bits of mantissa and several times faster.
 
-    For the inner loop of the solver only: what is measured and what is inverted is computed exactly.
+    For the inner loop of the solver only: what is measured or inverted is computed exactly.
     """
     flags = torch.backends.cuda.matmul
     # torch refuses its older names once a program has used the newer one; torch 2.8 has only the older.
@@ -49,7 +49,7 @@ def chosen_kernels(*, benchmark: bool, deterministic: bool) -> Iterator[None]:
         yield
 
 
-def _differ() -> bool:
+def _set_by_operation() -> bool:
     try:
         bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:
@@ -58,10 +58,10 @@ def _differ() -> bool:
 
 
 @contextmanager
-def _set(settings: Any, **wanted: Any) -> Iterator[None]:
-    before = {name: getattr(settings, name) for name in wanted}
+def _set(settings: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(settings, name) for name in values}
     try:
-        for name, value in wanted.items():
+        for name, value in values.items():
             setattr(settings, name, value)
         yield
     finally:

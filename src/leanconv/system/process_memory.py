@@ -1,7 +1,7 @@
-"""What the process does with memory that is free: Python's garbage collector and the C library's heap.
+"""Free memory of the process: Python's garbage collector and the C library's heap (glibc; others need no settings).
 
-Memory the network's tensors leave behind stays in the process while images go through, and goes back to the system when
-it is scattered. Only glibc does otherwise by itself, and only glibc is told."""
+While images go through a network, memory of freed tensors stays in the process; scattered memory goes back to the
+system."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from collections.abc import Iterator
 # glibc's names for what mallopt sets.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
-# What glibc comes to by itself in a process that has used large tensors: those of 32 MB and more are the system's own,
-# and go back to it at once; 64 MB that are free at the heap's end do too.
+# glibc's own values after a process has used large tensors, bytes: blocks from 32 MB on come from the system and go
+# back at once, and so do 64 MB that are free at the end of the heap.
 _LARGE, _FREE = 32 << 20, 64 << 20
 
-# While a network runs: its layers leave more than that, and want it again at once. The system gives memory page by
-# page, each wiped first.
+# While a network runs: its layers free more than that and need it again at once, and new pages are slow (the system
+# wipes each first).
 AT_HAND = 256 << 20
 
 
 @contextlib.contextmanager
 def quiet_collector() -> Iterator[None]:
-    """Python's garbage collector looks through all objects there are every now and then, a tenth of a second with a
-    few libraries loaded. Inside the block it looks at new ones only, and only when asked (``gc.collect(1)``)."""
+    """No automatic garbage collection inside the block: looking through all objects takes a tenth of a second with a
+    few libraries loaded. ``gc.collect(1)`` still looks at young ones."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -40,7 +40,7 @@ def quiet_collector() -> Iterator[None]:
 def heap_at_hand() -> Iterator[None]:
     """Inside the block up to ``AT_HAND`` bytes of free memory stay in the process."""
     if any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")):
-        yield  # somebody has thought about it
+        yield  # the user has set it
         return
     _set(AT_HAND)
     try:
@@ -58,6 +58,6 @@ def _set(free: int) -> None:
 
 
 def give_back() -> None:
-    """Hand memory that is free but scattered over the heap back to the system."""
+    """Return free memory that is scattered over the heap to the system."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Random numbers from a seed, for a while."""
+"""Random numbers from a seed, inside a block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 @contextmanager
 def seeded(seed: int, *devices: torch.device) -> Iterator[None]:
     """Random numbers from ``seed`` inside the block: Python's, NumPy's and torch's on the CPU and these devices.
-    Afterwards all of them go on as if the block had not been."""
+    Afterwards all of them continue as if the block had not run."""
     python, numpy = random.getstate(), np.random.get_state()
     gpus = [device for device in devices if device.type == "cuda"]
     with torch.random.fork_rng(devices=gpus):
@@ -32,7 +32,7 @@ def seeded(seed: int, *devices: torch.device) -> Iterator[None]:
 
 @contextmanager
 def untouched_rng(seed: int) -> Iterator[None]:
-    """The same on every device in use. Loaders draw from all generators; some networks draw in eval mode."""
+    """``seeded`` on every device in use. Loaders draw from all generators; some networks draw in eval mode."""
     count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
-    with seeded(seed, *(torch.device("cuda", number) for number in range(count))):
+    with seeded(seed, *(torch.device("cuda", index) for index in range(count))):
         yield

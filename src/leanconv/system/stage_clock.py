@@ -12,7 +12,7 @@ import torch
 
 @dataclass
 class Clock:
-    """Seconds a stage. A GPU is waited for, so that its work counts where it was asked for."""
+    """Seconds of each stage. It waits for a GPU, so that work counts in the stage that started it."""
 
     device: torch.device
     seconds: dict[str, float] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Columns padded to their widest cell; the first ``left`` are flush left, the others flush right.
+    """Columns padded to their widest cell; the first ``left`` aligned left, the others right.
 
     >>> print(table(["layer", "MMACs"], [["conv1", "9.75"], ["conv2", "10.00"]]))
     layer  MMACs
@@ -14,13 +14,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1)
     conv1   9.75
     conv2  10.00
     """
-    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    pads = [str.ljust if i < left else str.rjust for i in range(len(heads))]
 
     def line(cells: Sequence[str]) -> str:
-        padded = [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "  ".join(padded).rstrip()
+        return "  ".join(pad(cell, width) for pad, cell, width in zip(pads, cells, widths, strict=True)).rstrip()
 
-    return "\n".join([line(heads), line(["-" * width for width in widths]), *(line(row) for row in rows)])
+    return "\n".join(line(row) for row in (heads, ["-" * width for width in widths], *rows))

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from leanconv.errors import LeanconvError
-from leanconv.system.atomic_files import replaced
-from leanconv.system.folder_lock import lock_folder
+from leanconv.system.atomic_files import lock_folder, replaced
 
 STATE = "state.pt"
 PART = f"{STATE}.part"

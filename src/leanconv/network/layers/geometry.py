@@ -1,4 +1,4 @@
-"""The shape of a layer."""
+"""The shape of a layer, and what it or its factors cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """Everything that decides where a filter looks; a number a dimension.
+    """Everything that decides where a filter looks; sizes have one number per dimension.
 
     A Linear layer is a convolution of size 1 over its rows. ``padding`` is that of both sides unless
     ``padding_after`` says otherwise. 'same' gives ceil(n / stride) positions: torch knows it for a stride of 1 only,
@@ -52,12 +52,12 @@ class Geometry:
 
     @property
     def pads_apart(self) -> bool:
-        """Padding no torch convolution has: it differs between the sides, or is 'same' with a stride."""
+        """Whether no torch convolution has this padding: it differs between the sides, or is 'same' with a stride."""
         strided = self.padding == "same" and max(self.stride) > 1
         return strided or (self.padding_after is not None and self.padding_after != self.padding)
 
     def margins(self, in_size: Size) -> tuple[Size, Size]:
-        """Padding before and after, a number a dimension. 'same' puts the odd one after, as torch and TensorFlow do."""
+        """Padding before and after, per dimension. 'same' puts the odd one after, as torch and TensorFlow do."""
         if self.padding == "valid":
             return (0,) * len(self.kernel), (0,) * len(self.kernel)
         if self.padding == "same":
@@ -79,10 +79,54 @@ class Geometry:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Geometry:
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
-        }
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Multiply-accumulates of one layer for one image, whole or in factors."""
+
+    dense: int
+    reduce: int  # a unit of d': the k x k filter, one a group
+    expand: int  # a unit of d': the 1 x 1 filters it feeds
+    vertical: int  # a unit of d'': the k x 1 filter, which still sees the full input width
+    horizontal: int  # a unit of d'' x d' (or d'' x d): one 1 x k filter weight row
+    filters: int  # d
+    inputs: int = 0  # a 1 x 1 filter on the layer's input; 0 in files of earlier releases
+    inner: int = 0  # a k x k filter of one channel
+
+    @classmethod
+    def of(cls, geometry: Geometry, in_size: Size, out_size: Size, repeats: int = 1) -> Cost:
+        """``repeats``: how often the layer runs on a map of this size for one image."""
+        positions = repeats * prod(out_size)
+        width = in_size[-1]
+        if geometry.pads_apart:  # both ways at once, before the vertical factor
+            before, after = geometry.margins(in_size)
+            width += before[-1] + after[-1]
+        return cls(
+            dense=positions * geometry.out_channels * geometry.patch,
+            reduce=positions * geometry.patch * geometry.groups,
+            expand=positions * geometry.out_channels,
+            vertical=repeats * out_size[0] * width * geometry.kernel[0] * geometry.in_channels,
+            horizontal=positions * geometry.kernel[-1],
+            filters=geometry.out_channels,
+            inputs=repeats * prod(in_size) * geometry.in_channels,
+            inner=positions * prod(geometry.kernel),
+        )
+
+    def __add__(self, other: Cost) -> Cost:
+        """Of a layer that runs on another map too."""
+        more = other._counts()
+        return Cost(filters=self.filters, **{key: value + more[key] for key, value in self._counts().items()})
+
+    def times(self, factor: float) -> Cost:
+        """Of a layer that really runs ``factor`` times as often."""
+        counts = {key: round(value * factor) for key, value in self._counts().items()}
+        return Cost(filters=self.filters, **counts)
+
+    def _counts(self) -> dict[str, int]:
+        return {key: value for key, value in asdict(self).items() if key != "filters"}
 
 
 def same_padding(in_size: Size, kernel: Size, stride: Size, dilation: Size) -> Size:

@@ -1,30 +1,75 @@
-"""Building the plain modules a layer is replaced by, and filling them with weights."""
+"""The plain modules that replace a layer: building them and filling them with weights."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from leanconv.network.layers.blank import blank
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.geometry import Geometry, Size, same_padding, torch_pad
 from leanconv.network.layers.kinds import KINDS, REPLACEABLE
-from leanconv.network.layers.padding import pad_module
+
+_CONSTANT: dict[int, Callable[..., nn.Module]] = {1: nn.ConstantPad1d, 2: nn.ConstantPad2d, 3: nn.ConstantPad3d}
+
+
+class Factored(nn.Sequential):
+    """The factors that replace a layer, in order. A network may read the shape, dtype and device of the old layer's
+    ``weight`` here. Computing with that weight gives NaN, never a wrong number."""
+
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], shape: Iterable[int]) -> None:
+        super().__init__(OrderedDict(modules))
+        self._shape = tuple(shape)
+
+    @property
+    def weight(self) -> Tensor:
+        like = next(self.parameters())
+        return torch.full((), math.nan, dtype=like.dtype, device=like.device).expand(self._shape)
+
+
+class PadSame(nn.Module):
+    """Zeros around a map so that a strided filter has ceil(n / stride) positions, whatever n is."""
+
+    def __init__(self, kernel: Size, stride: Size, dilation: Size) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.dilation = kernel, stride, dilation
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = same_padding(tuple(x.shape[2:]), self.kernel, self.stride, self.dilation)
+        return F.pad(x, torch_pad([t // 2 for t in total], [t - t // 2 for t in total]))
+
+    def extra_repr(self) -> str:
+        return f"kernel={self.kernel}, stride={self.stride}, dilation={self.dilation}"
+
+
+def pad_module(geometry: Geometry) -> nn.Module | None:
+    """Padding that no torch convolution has, as a module before it; None where the convolution can pad by itself."""
+    if not geometry.pads_apart:
+        return None
+    assert geometry.padding_mode == "zeros"
+    if geometry.padding == "same":
+        return PadSame(geometry.kernel, geometry.stride, geometry.dilation)
+    before, after = geometry.margins(())
+    return _CONSTANT[len(geometry.kernel)](tuple(torch_pad(before, after)), 0.0)
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Weights for the modules of a change, in order; ``bias`` belongs to the last one."""
+    """Weights for the modules that replace a layer, in order; ``bias`` belongs to the last one."""
 
     weights: tuple[Tensor, ...]
     bias: Tensor
 
 
 def dense_modules(geometry: Geometry) -> nn.Sequential:
-    """A plain layer of this geometry, weights not yet set."""
+    """A plain layer of this geometry, its weights not yet set."""
     return sequence(pad=pad_module(geometry), whole=plain_layer(geometry, geometry.out_channels, bias=True))
 
 
@@ -34,13 +79,12 @@ def sequence(**modules: nn.Module | None) -> nn.Sequential:
 
 
 def plain_layer(g: Geometry, filters: int, *, bias: bool) -> nn.Module:
-    """torch's own layer that looks where a layer of geometry ``g`` looks, with another number of filters. Padding that
-    torch's layers do not have is left out: ``pad_module`` does it."""
+    """torch's own layer of geometry ``g`` with another number of filters, without the padding of ``pad_module``."""
     return KINDS[g.kind].build(replace(g, out_channels=filters), bias=bias)
 
 
 def pointwise(g: Geometry, in_channels: int, out_channels: int, *, groups: int = 1, bias: bool = True) -> nn.Module:
-    """The layer with filters of size 1 that goes with a layer of geometry ``g``."""
+    """A layer of the kind of ``g`` with filters of size 1."""
     ones = (1,) * len(g.kernel)
     small = Geometry(
         kind=g.kind,
@@ -75,6 +119,21 @@ def one_axis_convolution(g: Geometry, axis: int, in_channels: int, out_channels:
         bias=bias,
         padding_mode=g.padding_mode,
     )
+
+
+@contextmanager
+def blank() -> Iterator[None]:
+    """Modules made inside the block have shapes and no values, for weights that are set afterwards. Initial values take
+    most of the time of building, and random numbers from the user."""
+    with torch.device("meta"), _NoInitialisation():
+        yield
+
+
+class _NoInitialisation(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init" or func in (Tensor.normal_, Tensor.uniform_):
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def filled(build: Callable[[], nn.Sequential], factors: Factors, like: Tensor) -> nn.Sequential:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from leanconv.forms import RESPONSES, Choice, Scheme
-from leanconv.network.layers.cost import Cost
-from leanconv.network.layers.geometry import Geometry
+from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.ranks.by_latency import Timed
 
 # Forms that save less than this, or more than so many times what is asked for on the whole, are not timed.

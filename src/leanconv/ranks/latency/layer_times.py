@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from leanconv.forms import Choice
 from leanconv.forms.replace import change_of, factor_modules
 from leanconv.network.activations import build_activation
-from leanconv.network.layers.cost import Cost
+from leanconv.network.layers.geometry import Cost
 from leanconv.network.layers.kinds import KINDS
 from leanconv.network.layers.modules import dense_modules
 from leanconv.network.sites import Site

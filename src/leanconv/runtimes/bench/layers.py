@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanconv.network.layers.factored import Factored
 from leanconv.network.layers.kinds import LAYERS
+from leanconv.network.layers.modules import Factored
 from leanconv.network.recognise import BATCH_NORMS
 from leanconv.network.survey import survey
 from leanconv.runtimes.bench.measure import Ratio, Timing, interleaved, paired_ratio, timing
