@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-
 from leanconv.train.optimizers import SHARE, Muon, optimizers, orthogonal
 from leanconv.train.settings import FinetuneConfig
 from tests.support.training import SETTINGS

@@ -13,7 +13,7 @@ Optimizer = Literal["sgd", "adam", "muon"]
 Schedule = Literal["constant", "cosine"]
 Precision = Literal["auto", "off", "bf16"]
 
-# Option -> its default with labels and with an original. With labels these are the paper's: a larger rate forgets what the
+# Option -> its default with labels and with an original. With labels it is the paper's: a larger rate forgets what the
 # network knows. With an original it holds on to the goal of every layer, and can train for longer with larger steps.
 DEFAULTS = {
     "optimizer": ("sgd", "muon"),
