@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from leanconv.errors import LeanconvError
-from leanconv.train.dataset import sent
+from leanconv.train.dataset import send
 
 
 def random_views(smallest: float = 0.4) -> _RandomViews:
@@ -32,7 +32,7 @@ class _RandomViews:
         zero = torch.zeros(n)
         rows = [torch.stack([side * mirror, zero, place[:, 0]], 1), torch.stack([zero, side, place[:, 1]], 1)]
         grid = F.affine_grid(
-            sent(torch.stack(rows, 1).to(images.dtype), images.device), list(images.shape), align_corners=False
+            send(torch.stack(rows, 1).to(images.dtype), images.device), list(images.shape), align_corners=False
         )
         seen = F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
-        return seen * sent(torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2).to(images.dtype), images.device)
+        return seen * send(torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2).to(images.dtype), images.device)

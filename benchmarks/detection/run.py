@@ -48,7 +48,7 @@ from benchmarks.detection.training import (
 )
 from leanconv import LeanconvError
 from leanconv.config import Refine
-from leanconv.evaluation.voc_ap import mean_over_classes, voc_ap
+from leanconv.evaluation.voc_ap import match, mean_over_classes, precisions
 
 UNKNOWN = "not measured"
 
@@ -142,10 +142,10 @@ def train_one(options: argparse.Namespace) -> None:
     with clocked(seconds, "detect", device):
         found = detect(detector, held, device)
     with clocked(seconds, "judge", device):
-        precision = voc_ap(found, held.targets, data.classes)
-    score = mean_over_classes(precision.values())
+        values = precisions(match(found, held.targets, len(data.classes)))
+    score = mean_over_classes(values)
     about |= {"speedup": options.speedup, "macs": backbone_macs(detector, options.size, device), "losses": losses}
-    known = {name: value for name, value in precision.items() if value == value}
+    known = {name: value for name, value in zip(data.classes, values, strict=True) if value == value}
     save(detector, options.out, about | {"map": score, "ap": known, "seconds": seconds}, changes)
     print(f"mAP {100 * score:.2f} on {len(held)} pictures; {options.out}", flush=True)
 

@@ -11,7 +11,7 @@ import torch
 
 from leanconv import LeanconvError
 from leanconv.evaluation.detection import coco_map
-from leanconv.evaluation.voc_ap import match, mean_over_classes, paired_loss, precisions, voc_ap
+from leanconv.evaluation.voc_ap import match, mean_over_classes, paired_loss, precisions
 from tests.support.scenes import Image_
 
 
@@ -35,8 +35,12 @@ def found(*boxes: tuple[float, ...], scores: list[float] | None = None, labels: 
 A, B, C, NOWHERE = (0, 0, 10, 10), (20, 0, 30, 10), (40, 0, 50, 10), (60, 60, 70, 70)
 
 
+def by_class(found_: list[Image_], targets: list[Image_], classes: list[str], *, iou: float = 0.5) -> dict[str, float]:
+    return dict(zip(classes, precisions(match(found_, targets, len(classes), iou)), strict=True))
+
+
 def mean_ap(found_: list[Image_], targets: list[Image_], classes: list[str], *, eleven_point: bool = False) -> float:
-    return mean_over_classes(voc_ap(found_, targets, classes, eleven_point=eleven_point).values())
+    return mean_over_classes(precisions(match(found_, targets, len(classes)), 11 if eleven_point else None))
 
 
 def both(detections: list[Image_], targets: list[Image_]) -> tuple[float, float]:
@@ -106,12 +110,12 @@ def test_overlap_is_enough_from_the_threshold_on() -> None:
     half = (0, 0, 5, 10)  # IoU with A exactly 1/2; with a pixel added to sides it would be more
     assert both([found(half)], [objects(A)]) == pytest.approx((1, 1))
     assert both([found((0, 0, 4.99, 10))], [objects(A)]) == (0, 0)
-    assert voc_ap([found(half)], [objects(A)], ["thing"], iou=0.51) == {"thing": 0}
+    assert by_class([found(half)], [objects(A)], ["thing"], iou=0.51) == {"thing": 0}
 
 
 def test_classes_are_apart_and_absent_ones_left_out() -> None:
     targets = [objects(A, B, C, labels=[1, 2, 3], difficult=(2,))]
-    result = voc_ap([found(A, A, B, labels=[1, 2, 2])], targets, ["a", "b", "c", "d"])
+    result = by_class([found(A, A, B, labels=[1, 2, 2])], targets, ["a", "b", "c", "d"])
     assert {name: result[name] for name in "ab"} == pytest.approx({"a": 1, "b": 0.5})
     assert all(math.isnan(result[name]) for name in "cd")
     assert mean_ap([found(A, A, B, labels=[1, 2, 2])], targets, ["a", "b", "c", "d"]) == pytest.approx(0.75)
@@ -129,7 +133,7 @@ def test_no_objects_and_uneven_lists() -> None:
     with pytest.raises(LeanconvError, match="no image has an object"):
         mean_ap([], [], ["thing"])
     with pytest.raises(LeanconvError, match="detections of 1 images but objects of 2"):
-        voc_ap([found()], [objects(A), objects()], ["thing"])
+        by_class([found()], [objects(A), objects()], ["thing"])
 
 
 # Against others, and against itself.

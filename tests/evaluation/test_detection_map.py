@@ -12,7 +12,7 @@ from torch import nn
 from leanconv import LeanconvError
 from leanconv.evaluation.class_names import detector_labels
 from leanconv.evaluation.detection import Detector, class_outputs, detect_all, is_detector, read_scenes
-from leanconv.evaluation.voc_ap import Answer, voc_ap
+from leanconv.evaluation.voc_ap import Answer, match, precisions
 from leanconv.images.detection_data import Scenes, SceneSet, Target, find_scenes
 from leanconv.images.detection_formats import VOC_CLASSES
 from leanconv.network.layers.modules import blank
@@ -35,16 +35,16 @@ def detect(model: nn.Module, data: SceneSet, **options: Any) -> tuple[list[Answe
 def test_what_is_found_in_every_scene(workers: int, scenes: Path) -> None:
     detections, targets = detect(Seer(), SceneSet(scenes_of(scenes)), batch=5, workers=workers)
     assert len(detections) == len(targets) == 12
-    assert set(voc_ap(detections, targets, COLOURS).values()) == {1.0}
+    assert set(precisions(match(detections, targets, len(COLOURS)))) == {1.0}
     detections, targets = detect(Seer(blind=2), SceneSet(scenes_of(scenes)))
-    assert voc_ap(detections, targets, COLOURS) == pytest.approx({"red": 1, "green": 0, "blue": 1})
+    assert precisions(match(detections, targets, len(COLOURS))) == pytest.approx([1, 0, 1])
 
 
 def test_labels_of_the_network_become_those_of_the_data(scenes: Path) -> None:
     # The network says 2, 3, 4 for red, green, blue; what it calls 3 is not asked for.
     detector = Detector("seer", Seer(shift=1), {2: 1, 4: 3})
     (detections,), targets = detect_all([detector], read_scenes(SceneSet(scenes_of(scenes))), 3, "cpu")
-    assert voc_ap(detections, targets, COLOURS) == pytest.approx({"red": 1, "green": 0, "blue": 1})
+    assert precisions(match(detections, targets, len(COLOURS))) == pytest.approx([1, 0, 1])
     assert sum(len(one["labels"]) for one in detections) == 6
     (detections,), _ = detect_all(
         [Detector("seer", Seer(shift=-1))], read_scenes(SceneSet(scenes_of(scenes))), 3, "cpu"

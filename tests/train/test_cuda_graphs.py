@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import leanconv
 from leanconv.train import cuda_graphs as recorded
-from leanconv.train import step
+from leanconv.train import loop
 from leanconv.train.augment import crop_and_flip
 from leanconv.train.finetune import FineTuned
 from tests.support.networks import plain_network
@@ -75,7 +75,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[recorded.Steps]:
             super().__init__(*given)  # type: ignore[arg-type]
             made.append(self)
 
-    monkeypatch.setattr(step, "Steps", Noted)
+    monkeypatch.setattr(loop, "Steps", Noted)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     return made
 
@@ -92,7 +92,7 @@ def tuned(model: nn.Module, **other: object) -> FineTuned:
 
 def unrecorded(monkeypatch: pytest.MonkeyPatch, model: nn.Module, **other: object) -> FineTuned:
     with monkeypatch.context() as changed:
-        changed.setattr(step.Stepper, "_recordable", lambda _: False)
+        changed.setattr(loop.Stepper, "_recordable", lambda _: False)
         return tuned(model, **other)
 
 
@@ -190,9 +190,9 @@ class Pretended:
                 return loss
 
         monkeypatch.setattr(recorded, "_Recording", Recording)
-        monkeypatch.setattr(recorded, "_allocated", lambda device: 0)
-        monkeypatch.setattr(recorded, "_taken", lambda device, before: 40)
-        monkeypatch.setattr(recorded, "_free", lambda device: free)
+        memory = {"reset_peak_memory_stats": None, "max_memory_allocated": 40, "mem_get_info": (free, 200)}
+        for name, value in {**memory, "memory_allocated": 0, "memory_reserved": 0}.items():
+            monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
         monkeypatch.setattr(recorded, "_no_waiting", nullcontext)
         monkeypatch.setattr(torch.cuda, "default_generators", {None: self})
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "theirs")
@@ -278,7 +278,7 @@ class TestRules:
 
 def test_on_a_cpu_nothing_is_recorded(monkeypatch):
     made: list[object] = []
-    monkeypatch.setattr(step, "Steps", lambda *given: made.append(given))
+    monkeypatch.setattr(loop, "Steps", lambda *given: made.append(given))
     model, images = plain_network(), smooth_images(16)
     result = leanconv.accelerate(model, images, 2.0, samples=500, progress=False, refine="none")
     tuned = leanconv.finetune(result, images, model, epochs=5, batch=4, progress=False)

@@ -48,7 +48,7 @@ def test_a_run_stopped_while_it_is_trained_goes_on(tmp_path: Path, monkeypatch: 
     keys = ("step", "loss", "held_loss")
     rows = [[[row[key] for key in keys] for row in result.training["history"]["rows"]] for result in (whole, again)]
     assert rows[0] == rows[1]
-    monkeypatch.setattr("leanconv.train.step.Stepper.__call__", lambda *_: pytest.fail("it was trained before"))
+    monkeypatch.setattr("leanconv.train.loop.Stepper.__call__", lambda *_: pytest.fail("it was trained before"))
     assert_equal(whole, run(workdir=tmp_path))
     assert not list(tmp_path.rglob("*.part"))
 

@@ -84,7 +84,7 @@ def test_pictures_read_otherwise_are_other_data(tmp_path: Path) -> None:
     write_pictures(tmp_path / "photos")
     pictures, classes = find_pictures(tmp_path / "photos"), {"left": 0, "right": 1}
     found = {
-        finetune_module._digest(Examples(PictureSet(pictures[:count], prepare, classes, smallest), True))
+        Examples(PictureSet(pictures[:count], prepare, classes, smallest), True).digest()
         for count in (11, 12)
         for prepare in (Preprocess(size=8, resize=8), Preprocess(size=8, resize=9))
         for smallest in (None, 0.5)
@@ -93,7 +93,7 @@ def test_pictures_read_otherwise_are_other_data(tmp_path: Path) -> None:
 
 
 def test_functions_with_fixed_arguments_have_other_names() -> None:
-    one, other = (finetune_module._named(functools.partial(torch.roll, shifts=shift)) for shift in (1, 8))
+    one, other = (finetune_module._name_of(functools.partial(torch.roll, shifts=shift)) for shift in (1, 8))
     assert one != other
 
 

@@ -14,10 +14,9 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from leanconv.calibrate.processes import Processes
 from leanconv.errors import LeanconvError, unknown_name, warn
+from leanconv.evaluation import detection
 from leanconv.evaluation.class_names import ClassIndices, class_indices, detector_labels, labelled
 from leanconv.evaluation.classification import NAMELESS, Accuracy, accuracy, answers
-from leanconv.evaluation.detection import Batch, Detector, are_detectors, class_outputs, detect_all, read_scenes
-from leanconv.evaluation.detections import METRICS, DetectionScore, score
 from leanconv.evaluation.paired import Comparison, compare
 from leanconv.evaluation.voc_ap import no_objects
 from leanconv.images import Picture, Preprocess, TenViews, find_pictures, held_out, spread, stream
@@ -49,20 +48,20 @@ def evaluate(
     workers: int = 0,
     device: torch.device | str | None = None,
     progress: bool = True,
-) -> Accuracy | Comparison | DetectionScore:
+) -> Accuracy | Comparison | detection.DetectionScore:
     """Top-1 and top-5 accuracy of a classifier, mean average precision of a detector; of two networks side by side.
 
-    Every process of torch.distributed takes a part of the images, and returns what all of them found.
+    Every process of torch.distributed takes a part of the images and returns the result of all.
 
     Args:
-        model: a network, or the result of ``accelerate``. It is measured in eval mode, and left as it was.
+        model: a network, or the result of ``accelerate``. It is measured in eval mode; its modes are put back.
         data: a path of labelled or annotated images, as ``leanconv evaluate --data`` takes it; or a dataset, a
             DataLoader or any iterable of batches: of images and class indices for a classifier, of images and targets
             as torchvision's detectors take them for a detector.
         other: a second network, measured on the same images.
         names: what the networks are called in the result.
-        preprocess: from the bytes of a file to a tensor, such as ``leanconv.images.Preprocess``; default: what the
-            result of ``accelerate`` remembers, else that of ImageNet. Detectors take whole images.
+        preprocess: from the bytes of a file to a tensor, such as ``leanconv.images.Preprocess``; default: that of the
+            result of ``accelerate``, else that of ImageNet. Detectors take whole images.
         labels: a text file with the class of every image.
         classes: a JSON file of {class name: output}.
         categories: detectors: the names of their labels from 0, as ``weights.meta["categories"]`` has them.
@@ -82,35 +81,30 @@ def evaluate(
     for network in networks:
         check_model(network)
     named = list(zip(names or (["original", "other"] if other is not None else [NAMELESS]), networks, strict=True))
-    detectors = are_detectors(named)
+    detectors = detection.are_detectors(named)
+    for_others: dict[str, Any] = {"split": split, "metric": metric, "categories": categories}
     if detectors:
-        other_kind: dict[str, Any] = {
-            "labels": labels,
-            "views": None if views == 1 else views,
-            "preprocess": preprocess,
-        }
-    else:
-        other_kind = {"split": split, "metric": metric, "categories": categories}
-    _refuse(other_kind, f"is for {'classifiers' if detectors else 'detectors'}, which the model is none of")
+        for_others = {"labels": labels, "views": None if views == 1 else views, "preprocess": preprocess}
+    _refuse(for_others, f"is for {'classifiers' if detectors else 'detectors'}, which the model is none of")
     if not isinstance(data, (str, Path)):
         of_paths = {"labels": labels, "classes": classes, "split": split, "limit": limit}
         _refuse(of_paths, f"goes with a path of images, and data is a {type(data).__name__}")
     file = None if classes is None else Path(classes)
-    place, homes = device_of(networks[0]), [device_of(network) for network in networks]
-    place = place if device is None else parse_device(device)
-    run = _Run(named, data, place, Processes(place), batch or (8 if detectors else 32), workers, progress)
+    devices = [device_of(network) for network in networks]
+    device = devices[0] if device is None else parse_device(device)
+    run = _Run(named, data, device, Processes(device), batch or (8 if detectors else 32), workers, progress)
     try:
         if detectors:
             return run.detect(file, categories, split, metric or "voc", limit)
         return run.classify(preprocess or _preprocess(models), labels, file, views, limit)
     finally:
-        for network, home in zip(networks, homes, strict=True):
-            network.to(home)
+        for network, own_device in zip(networks, devices, strict=True):
+            network.to(own_device)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Networks on their way over the data, in one process or several."""
+    """Named networks to be measured on data, in one process or several."""
 
     named: list[tuple[str, nn.Module]]
     data: Any
@@ -148,16 +142,15 @@ class _Run:
         else:
             items, steps = self._batches(None)
             batches = _as_pictures(items, mapping)
-        # Ten views of a batch of pictures are more than a batch.
+        # Ten views of a picture may be more than a batch.
         at_once = self.batch if views > 1 else None
         named = self.named if len(self.named) > 1 else [(NAMELESS, self.named[0][1])]
         parts = self._of_all(
             "evaluating", steps, lambda step: answers(named, batches, mapping, self.device, at_once=at_once, step=step)
         )
-        unreadable = self._unreadable(bad, total)
-        logits = [torch.cat([each[0][number] for each in parts]) for number in range(len(self.named))]
-        truth = torch.cat([each[1] for each in parts])
-        about = {"data": source, "views": views, "unreadable": unreadable}
+        outputs, classes = zip(*parts, strict=True)
+        about = {"data": source, "views": views, "unreadable": self._unreadable(bad, total)}
+        logits, truth = [torch.cat(shares) for shares in zip(*outputs, strict=True)], torch.cat(classes)
         if len(logits) == 1:
             return accuracy(logits[0], truth, model=self.named[0][0], about=about)
         (original, _), (other, _) = self.named
@@ -165,13 +158,13 @@ class _Run:
 
     def detect(
         self, file: Path | None, categories: Sequence[str] | None, split: str | None, metric: str, limit: int | None
-    ) -> DetectionScore:
-        if metric not in METRICS:
-            raise unknown_name(metric, METRICS, what="metric", where="metric")
+    ) -> detection.DetectionScore:
+        if metric not in detection.METRICS:
+            raise unknown_name(metric, detection.METRICS, what="metric", where="metric")
         bad: list[str] = []
-        outputs = [class_outputs(model) for _, model in self.named]
+        outputs = [detection.class_outputs(model) for _, model in self.named]
         about: dict[str, Any] = {"data": type(self.data).__name__, "split": None, "clipped": 0, "dropped": 0}
-        batches: Iterable[Batch]
+        batches: Iterable[detection.Batch]
         if isinstance(self.data, (str, Path)):
             split = split or next((name for name in HELD_OUT if name in splits(self.data)), None)
             scenes = find_scenes(self.data, split=split)
@@ -183,7 +176,7 @@ class _Run:
                 raise no_objects()
             total, mine, classes = len(scenes), self._share(len(scenes)), scenes.classes
             steps = -(-len(mine) // self.batch)
-            batches = read_scenes(SceneSet(scenes), mine, batch=self.batch, **self._reading(total, bad))
+            batches = detection.read_scenes(SceneSet(scenes), mine, batch=self.batch, **self._reading(total, bad))
             labels = [
                 detector_labels(name, count, categories, classes, file)
                 for (name, _), count in zip(self.named, outputs, strict=True)
@@ -195,33 +188,35 @@ class _Run:
                 raise LeanconvError("it is not known which classes there are; give categories, their names from 0 on.")
             items, steps = self._batches(_apart)
             batches = ((list(images), list(targets)) for images, targets in items)
-        detectors = [Detector(name, model, each) for (name, model), each in zip(self.named, labels, strict=True)]
+        named = zip(self.named, labels, strict=True)
+        detectors = [detection.Detector(name, model, its_labels) for (name, model), its_labels in named]
+        count = len(classes)
         parts = self._of_all(
-            "detecting", steps, lambda step: detect_all(detectors, batches, len(classes), self.device, step=step)
+            "detecting", steps, lambda step: detection.detect_all(detectors, batches, count, self.device, step=step)
         )
-        about["unreadable"] = self._unreadable(bad, total)
-        targets = [target for each in parts for target in each[1]]
-        seen = [[one for each in parts for one in each[0][number]] for number in range(len(detectors))]
-        about["images"] = len(targets)
-        return score([name for name, _ in self.named], seen, targets, classes, metric, **about)
+        answers, shares = zip(*parts, strict=True)
+        detections = [list(itertools.chain(*each)) for each in zip(*answers, strict=True)]
+        targets = list(itertools.chain(*shares))
+        about |= {"unreadable": self._unreadable(bad, total), "images": len(targets)}
+        return detection.score([name for name, _ in self.named], detections, targets, classes, metric, **about)
 
     @property
     def _pin(self) -> bool:
-        """Whether images go to a GPU, which fetches them from pinned memory by itself."""
+        """Whether images go to a GPU, which copies them from pinned memory by itself."""
         return self.device.type == "cuda"
 
     def _reading(self, total: int, bad: list[str]) -> dict[str, Any]:
         return {"workers": self.workers, "pin": self._pin, "out_of": total, "bad": bad}
 
     def _share(self, count: int) -> range:
-        """This process's images. They lie side by side: what all processes find is then in the order of one alone."""
-        team = self.team
-        if count < team.world:
-            raise LeanconvError(f"there are {count} images for {team.world} processes; use fewer processes.")
-        return range(count * team.rank // team.world, count * (team.rank + 1) // team.world)
+        """Indices of this process's images, side by side: so the results of all are in the order of one process."""
+        rank, world = self.team.rank, self.team.world
+        if count < world:
+            raise LeanconvError(f"there are {count} images for {world} processes; use fewer processes.")
+        return range(count * rank // world, count * (rank + 1) // world)
 
     def _batches(self, collate: Callable[[list[Any]], Any] | None) -> tuple[Iterator[Any], int]:
-        """This process's batches of data that is no path, and how many there are where that is known, else 0."""
+        """This process's batches of data that is no path, and their number; 0 where it is not known."""
         data, team = self.data, self.team
         if isinstance(data, tuple) and all(isinstance(each, Tensor) for each in data):
             data = TensorDataset(*data)
@@ -232,46 +227,46 @@ class _Run:
         steps = -(-len(data) // team.world) if hasattr(data, "__len__") else 0
         return itertools.islice(data, team.rank, None, team.world), steps
 
-    def _of_all(self, what: str, steps: int, compute: Callable[[Callable[[], None]], T]) -> list[T]:
-        """What every process computes, in each of them."""
-        with self.team.ending_together(), reporter(self.progress and self.team.is_main).stage(what, steps) as stage:
+    def _of_all(self, title: str, steps: int, compute: Callable[[Callable[[], None]], T]) -> list[T]:
+        """The results of ``compute`` in every process."""
+        with self.team.ending_together(), reporter(self.progress and self.team.is_main).stage(title, steps) as stage:
             mine = compute(stage.advance)
         return self.team.all_gather(mine)
 
     def _unreadable(self, bad: list[str], total: int | None) -> list[str]:
-        """Names from all processes: too many of ``total`` may be more than any process has seen."""
-        names = [name for each in self.team.all_gather(bad) for name in each]
+        """Names from all processes, which may be too many of ``total`` together."""
+        names = list(itertools.chain(*self.team.all_gather(bad)))
         if total is not None:
             refuse_too_many(names, total)
         return names
 
 
 def _as_pictures(batches: Iterable[Any], classes: ClassIndices) -> Iterator[tuple[Tensor, list[Picture]]]:
-    """Images with pictures that have their classes; ``classes`` learns those."""
+    """Images with nameless pictures that have their classes, which are added to ``classes``."""
     count = 0
     for batch in batches:
-        pair = batch if isinstance(batch, (list, tuple)) and len(batch) == 2 else (batch, None)
-        images, labels = pair
+        images, labels = batch if isinstance(batch, (list, tuple)) and len(batch) == 2 else (batch, None)
         if not (isinstance(images, Tensor) and isinstance(labels, Tensor) and labels.shape == images.shape[:1]):
             raise LeanconvError(
                 f"data gave a {type(batch).__name__} where a pair of images and class indices, one an image, is needed."
             )
-        classes.update({str(label): label for label in labels.tolist()})
-        yield images, [Picture("", f"image {count + i}", str(label)) for i, label in enumerate(labels.tolist())]
+        indices = labels.tolist()
+        classes.update({str(index): index for index in indices})
+        yield images, [Picture("", f"image {i}", str(index)) for i, index in enumerate(indices, start=count)]
         count += len(images)
     if not count:
         raise LeanconvError("data has no images, or fewer batches than there are processes; give more.")
 
 
 def _apart(pairs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Images of different sizes are not stacked."""
+    """Images and targets. Images of different sizes are not stacked."""
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
 def _preprocess(models: Sequence[nn.Module | Accelerated]) -> Preprocess:
-    """What the results of ``accelerate`` among these remember, if any does."""
-    known = [each.preprocess for each in models if isinstance(each, Accelerated) and each.preprocess is not None]
-    if any(each != known[0] for each in known):
+    """That of the results of ``accelerate`` among these; ImageNet's if none has one."""
+    known = [model.preprocess for model in models if isinstance(model, Accelerated) and model.preprocess is not None]
+    if any(other != known[0] for other in known):
         raise LeanconvError("the networks were made for different preprocessing; give the one to use as preprocess.")
     return Preprocess.from_json(known[0]) if known else Preprocess()
 

@@ -15,13 +15,13 @@ from leanconv.images.picture import Picture
 
 
 class ClassIndices(dict[str, int]):
-    """Class name -> output. ``by_order``: only the alphabetical order of the names says so, which is right only if
-    there is a name for every output."""
+    """Class name -> output. ``by_order``: taken from the alphabetical order of the names, which is right only if there
+    is a name for every output."""
 
     by_order = False
 
     def check(self, outputs: int) -> None:
-        """Refuse labels the network cannot have, once the number of its outputs is known."""
+        """Refuse labels that do not fit a network with this many ``outputs``."""
         if self.by_order and len(self) != outputs:
             raise LeanconvError(
                 f"the data has {len(self)} class names but the network {outputs} outputs, so their order does not "
@@ -54,7 +54,7 @@ def class_indices(pictures: Sequence[Picture], file: Path | None) -> ClassIndice
 def class_indices_of_both(
     training: Sequence[Picture], judged: Sequence[Picture] | None, file: Path | None
 ) -> ClassIndices:
-    """The same, of the pictures that are trained on and those that are judged by, which must have the same names."""
+    """The same, for pictures to train on and pictures to judge by, whose classes must have the same names."""
     unlabelled = [picture.name for picture in (*training, *(judged or ())) if picture.label is None]
     if unlabelled:
         raise LeanconvError(
@@ -78,13 +78,13 @@ def class_indices_of_both(
 
 
 def _check_parts(pictures: Sequence[Picture]) -> None:
-    """Refuse training and validation pictures together: a figure of both means nothing."""
+    """Refuse training and validation pictures together: a figure for both means nothing."""
     parts_named: set[str] = set()
     for folder in {PurePosixPath(picture.name).parent for picture in pictures}:
         parts = folder.parts if folder.suffix == ".tar" else folder.parts[:-1]  # without the class's own folder
         words = {word for part in parts for word in re.findall("[a-z]+", part.lower())}
         here = [word for word in (TRAINING, *HELD_OUT) if word in words]
-        if TRAINING not in here or len(here) == 1:  # train/imagenet/val says nothing
+        if TRAINING not in here or len(here) == 1:  # both, as in train/imagenet/val: not known which it is
             parts_named.update(here)
     other = [word for word in HELD_OUT if word in parts_named]
     if TRAINING in parts_named and other:
@@ -117,7 +117,7 @@ def labelled(pictures: Sequence[Picture], file: Path) -> list[Picture]:
 
 
 def _key_in(listed: dict[str, str], picture: Picture) -> str | None:
-    """How a list names a picture: in full, by its file, or by its file without the ending."""
+    """How a list names a picture: by its path, by its file name, or by that without the suffix."""
     path = PurePosixPath(picture.name)
     return next((key for key in (picture.name, path.name, path.stem) if key in listed), None)
 
@@ -146,16 +146,12 @@ SYNONYMS = {
 
 
 def detector_labels(
-    name: str,
-    outputs: int | None,
-    categories: Sequence[str] | None,
-    classes: Sequence[str],
-    file: Path | None,
+    name: str, outputs: int | None, categories: Sequence[str] | None, classes: Sequence[str], file: Path | None
 ) -> dict[int, int] | None:
-    """The labels of the detector ``name`` -> those of data with these ``classes``; None where they are the same.
+    """Labels of the detector ``name`` -> labels of data with these ``classes``; None where they are the same.
 
-    By ``file``, or by the names its weights' ``categories`` give its labels from 0. ``outputs``: how many classes it
-    tells apart, background included, where it says that.
+    From ``file``, or from ``categories``, the names of the detector's labels from 0. ``outputs``: the number of its
+    classes, background included, if it is known.
     """
     if file is not None:
         indices = _from_file(file, list(classes))

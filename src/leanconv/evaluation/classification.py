@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # training uses this module, and reads no pictures
     from leanconv.evaluation.class_names import ClassIndices
     from leanconv.images.picture_set import PictureSet
 
-# What errors call a network that is alone.
+# The name of a single network in errors.
 NAMELESS = "the model"
 
 
@@ -44,7 +44,7 @@ class Accuracy:
 
 @contextmanager
 def judging(*models: nn.Module) -> Iterator[None]:
-    """Without gradients, and with these networks in eval mode. Afterwards every layer has the mode it had."""
+    """No gradients, and these networks in eval mode. Afterwards every layer has its old mode."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
         for model in models:
@@ -63,7 +63,7 @@ def logits_of(model: nn.Module, batches: Iterable[Tensor], device: torch.device 
 
 
 def as_taken(model: nn.Module, images: Tensor) -> Tensor:
-    """In the precision of the network's weights."""
+    """``images`` in the precision of the network's weights."""
     weight = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), images)
     return images.to(weight.dtype) if images.is_floating_point() else images
 
@@ -79,9 +79,9 @@ def answers(
 ) -> tuple[list[Tensor], Tensor]:
     """Outputs of every named network (n x classes each, float32, CPU) on the same batches, and the true classes.
 
-    ``batches``: images with the pictures they come from, or with whatever else has a ``name`` and a ``label``. A batch
-    of pictures x views x channels x height x width runs ``at_once`` views at a time, and the outputs are the
-    logarithms of the probabilities averaged over the views.
+    ``batches``: images with the pictures they come from, or other objects with a ``name`` and a ``label``. A batch of
+    pictures x views x channels x height x width is run ``at_once`` views at a time; its outputs are the logarithms of
+    the probabilities averaged over the views.
     """
     outputs: list[list[Tensor]] = [[] for _ in models]
     labels: list[int] = []
@@ -91,20 +91,20 @@ def answers(
             scores = [_answer(name, model, there, at_once, pictures[0].name) for name, model in models]
             counts = [each.shape[1] for each in scores]
             if len(set(counts)) > 1:
-                said = [f"{name} has {count} outputs" for (name, _), count in zip(models, counts, strict=True)]
-                raise LeanconvError(f"{' and '.join(said)}; give networks with the same classes.")
+                parts = [f"{name} has {count} outputs" for (name, _), count in zip(models, counts, strict=True)]
+                raise LeanconvError(f"{' and '.join(parts)}; give networks with the same classes.")
             classes.check(counts[0])
-            for every, each in zip(outputs, scores, strict=True):
-                every.append(each)
+            for results, result in zip(outputs, scores, strict=True):
+                results.append(result)
             labels += [classes[picture.label or ""] for picture in pictures]
             step()
     if not labels:
         raise LeanconvError("none of the images could be read; repair or replace them.")
-    return [torch.cat(every) for every in outputs], torch.tensor(labels)
+    return [torch.cat(results) for results in outputs], torch.tensor(labels)
 
 
 def _answer(name: str, model: nn.Module, batch: Tensor, at_once: int | None, first: str) -> Tensor:
-    """Finite class scores of one batch, whose first picture is ``first``."""
+    """Class scores of one batch, finite. ``first``: the name of its first picture."""
     views = batch.flatten(0, 1) if batch.dim() == 5 else batch
     try:
         outputs = [model(as_taken(model, part)) for part in views.split(at_once or len(views))]
@@ -127,7 +127,7 @@ def averaged(logits: Tensor, views: int) -> Tensor:
 
 
 def class_scores(output: object) -> Tensor:
-    """The n x classes tensor in a classifier's output, or a sentence saying what came instead."""
+    """``output``, if it is a tensor n x classes; else refused."""
     if isinstance(output, Tensor) and output.dim() == 2:
         return output
     shape = f" of shape {tuple(output.shape)}" if isinstance(output, Tensor) else ""
@@ -138,10 +138,10 @@ def class_scores(output: object) -> Tensor:
 
 
 def class_count(model: nn.Module, pictures: PictureSet) -> int:
-    """How many classes the network tells apart: its answer to the first picture that can be read."""
-    for number in range(len(pictures)):
+    """The number of the network's classes, from its output for the first picture that can be read."""
+    for index in range(len(pictures)):
         try:
-            image = pictures[number][0][None]
+            image = pictures[index][0][None]
         except Unreadable:
             continue
         try:

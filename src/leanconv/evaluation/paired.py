@@ -1,4 +1,4 @@
-"""Two networks on the same images: how much more often the second is wrong, and whether that is more than chance."""
+"""Two networks on the same images: how much more often the second is wrong, and whether that may be chance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from leanconv.evaluation.classification import agreement, correct
 from leanconv.system.text_table import table
 
-# Rows whose probabilities are held in float64 at a time.
+# Rows whose probabilities are in memory at a time, in float64.
 ROWS = 4096
 
 
@@ -21,9 +21,9 @@ def paired_interval(
 ) -> tuple[float, float, float]:
     """Increase of error from a to b, the mean of a_i - b_i, with its bootstrap percentile interval.
 
-    ``a_correct``, ``b_correct``: n booleans, the same images in the same order. An image's difference is 1, 0 or -1,
-    and n images drawn with replacement contain these in multinomial numbers; only those numbers are drawn, so the
-    cost is O(n + resamples).
+    ``a_correct``, ``b_correct``: n booleans, the same images in the same order. The difference of an image is 1, 0 or
+    -1. Among n images drawn with replacement their counts are multinomial: only the counts are drawn, which costs
+    O(n + resamples).
     """
     difference = a_correct.long() - b_correct.long()
     images = len(difference)
@@ -44,7 +44,7 @@ def kl_divergence(logits: Tensor, reference: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Change:
-    """A measure of both networks as shares of the images, and by how much more the other is wrong, low to high."""
+    """Shares of images on which both networks are right, and the increase of error with its interval, low to high."""
 
     original: float
     other: float

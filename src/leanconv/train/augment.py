@@ -1,4 +1,4 @@
-"""Images changed a little every time they are trained on."""
+"""Images changed a little every time they are used for training."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from leanconv.errors import whole
-from leanconv.train.dataset import sent
+from leanconv.train.dataset import send
 
 
 def crop_and_flip(padding: int, *, reflect: bool = False) -> _CropAndFlip:
-    """Of tensors: images moved by up to ``padding`` pixels each way, and mirrored half the time. Zeros move in, or with
-    ``reflect`` the mirror image: no edge that a network fitted to whole images has not seen."""
+    """A function of image tensors: moves them by up to ``padding`` pixels each way, and mirrors half of them. The edge
+    is filled with zeros, or with ``reflect`` with the mirror image, which looks more like a whole image."""
     return _CropAndFlip(whole("padding", padding, 0), reflect)
 
 
@@ -25,11 +25,11 @@ class _CropAndFlip:
 
     def __call__(self, images: Tensor) -> Tensor:
         n, _, h, w = images.shape
-        wide = F.pad(images, [self.padding] * 4, mode="reflect" if self.reflect else "constant")
-        down, right = sent(torch.randint(0, 2 * self.padding + 1, (2, n, 1)), images.device)
-        mirrored = sent(torch.rand(n, 1) < 0.5, images.device)
+        padded = F.pad(images, [self.padding] * 4, mode="reflect" if self.reflect else "constant")
+        down, right = send(torch.randint(0, 2 * self.padding + 1, (2, n, 1)), images.device)
+        mirrored = send(torch.rand(n, 1) < 0.5, images.device)
         columns = torch.arange(w, device=images.device).expand(n, w)
         columns = torch.where(mirrored, w - 1 - columns, columns) + right
         rows = torch.arange(h, device=images.device).expand(n, h) + down
-        numbers = torch.arange(n, device=images.device)[:, None, None]
-        return wide[numbers, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+        index = torch.arange(n, device=images.device)[:, None, None]
+        return padded[index, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()

@@ -17,7 +17,7 @@ from leanconv.system.atomic_files import lock_folder, replaced
 STATE = "state.pt"
 PART = f"{STATE}.part"
 FORMAT = "leanconv-training-3"
-# What to say where the digest of an argument is another one.
+# Arguments of which only a digest is kept -> what the error says about them.
 DIGESTS = {
     "network": "another network, or other weights; give the same again",
     "original": "another original, or none; give the same again",
@@ -27,7 +27,7 @@ DIGESTS = {
 
 
 class Checkpoint:
-    """An opened and locked folder, for a run with these ``arguments``. ``close`` when done."""
+    """The locked folder of a run with these ``arguments``. Call ``close`` at the end."""
 
     def __init__(self, folder: str | os.PathLike[str], arguments: dict[str, Any]):
         self.folder, self.arguments = Path(folder), arguments
@@ -36,7 +36,7 @@ class Checkpoint:
         except OSError as error:
             raise LeanconvError(f"workdir={str(folder)!r} cannot be made ({error.strerror}); give another.") from None
         self._lock = lock_folder(self.folder)
-        (self.folder / PART).unlink(missing_ok=True)  # of a process that was killed
+        (self.folder / PART).unlink(missing_ok=True)  # left by a process that was killed
         if not (self.folder / STATE).exists() and any(self.folder.iterdir()):
             self.close()
             raise LeanconvError(
@@ -47,7 +47,7 @@ class Checkpoint:
         os.close(self._lock)
 
     def load(self) -> dict[str, Any] | None:
-        """The last state that was written, by a run with the same arguments; others are refused by name."""
+        """The last state, or None. Refused if it is of a run with other arguments."""
         path = self.folder / STATE
         if not path.exists():
             return None
@@ -64,11 +64,12 @@ class Checkpoint:
         for key, value in self.arguments.items():
             known = saved["arguments"].get(key)
             if key == "augment" and isinstance(known, str):
-                known = known.replace(", mix=0.0", "")  # of a state from when images could be mixed
+                known = known.replace(", mix=0.0", "")  # written by versions that had this option
             if value != known:
-                said = f"{key}={known!r}, but {key}={value!r} was given; give the same arguments"
-                said = DIGESTS.get(key, said)
-                raise LeanconvError(f"workdir={str(self.folder)!r} holds a training with {said}, or another workdir.")
+                problem = DIGESTS.get(key, f"{key}={known!r}, but {key}={value!r} was given; give the same arguments")
+                raise LeanconvError(
+                    f"workdir={str(self.folder)!r} holds a training with {problem}, or another workdir."
+                )
         state: dict[str, Any] = saved["state"]
         return state
 
@@ -77,8 +78,8 @@ class Checkpoint:
             with replaced(self.folder / STATE, self.folder / PART) as part, part.open("wb") as file:
                 torch.save({"format": FORMAT, "arguments": self.arguments, "state": state}, file)
         except (OSError, RuntimeError) as error:
-            said = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise LeanconvError(
-                f"cannot write to workdir={str(self.folder)!r}: {said}; make room and start again, the checkpoint "
+                f"cannot write to workdir={str(self.folder)!r}: {reason}; make room and start again, the checkpoint "
                 "before is kept."
             ) from error

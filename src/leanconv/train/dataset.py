@@ -1,7 +1,7 @@
-"""What is trained on, in an order that depends on nothing but the seed.
+"""Images to train on, in an order that depends on nothing but the seed.
 
 Which images a step sees follows from (seed, epoch) alone, and what a dataset draws for an image from (seed, epoch,
-index): a run that goes on after being killed, or is shared out over processes, sees what it would have seen. What is
+index): a run that goes on after being killed, or is shared by several processes, sees what it would have seen. What is
 drawn for a whole batch follows from (seed, epoch, process, its first image).
 """
 
@@ -27,7 +27,7 @@ Augment = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """``images`` of this process; ``count``: those of all processes in this step. ``labels`` None without any."""
+    """``images`` and ``labels`` (None without any) of this process; ``count``: images of all processes in this step."""
 
     images: Tensor
     labels: Tensor | None
@@ -36,10 +36,11 @@ class Batch:
 
 @dataclass
 class Examples:
-    """Images, with labels or without: tensors in memory, or a dataset that is decoded by ``workers`` processes.
+    """Images, with labels or without: tensors in memory, or a dataset that ``workers`` processes read.
 
     ``data``: a tensor of images, a pair of tensors, or anything with a length whose items are an image or a pair of
     image and class. ``augment`` changes a batch of images each time it is used for training; it draws on the CPU.
+    ``bad``: names of images that could not be read.
     """
 
     data: Any
@@ -50,39 +51,38 @@ class Examples:
 
     def __post_init__(self) -> None:
         self._tensors = _as_tensors(self.data)
-        if self._tensors is not None:
-            images, labels = self._tensors
-            if labels is not None and len(labels) != len(images):
+        if self._tensors is None:
+            if not (hasattr(self.data, "__len__") and hasattr(self.data, "__getitem__")):
                 raise LeanconvError(
-                    f"there are {len(images)} images and {len(labels)} labels; give one label an image."
+                    f"data is a {type(self.data).__name__}; give tensors or a dataset with a length and items, so that "
+                    "it can be shuffled."
                 )
-            if self.labelled and labels is None:
-                raise _no_labels()
-            if self.labelled and labels is not None:
-                self._tensors = images, _class_indices(labels)
-        elif not (hasattr(self.data, "__len__") and hasattr(self.data, "__getitem__")):
-            raise LeanconvError(
-                f"data is a {type(self.data).__name__}; give tensors or a dataset with a length and items, so that it "
-                "can be shuffled."
-            )
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """What is in memory."""
-        return [] if self._tensors is None else [part for part in self._tensors if part is not None]
+            return
+        images, labels = self._tensors
+        if labels is not None and len(labels) != len(images):
+            raise LeanconvError(f"there are {len(images)} images and {len(labels)} labels; give one label an image.")
+        if self.labelled:
+            self._tensors = images, _class_indices(labels)
 
     def __len__(self) -> int:
-        return len(self._tensors[0]) if self._tensors is not None else len(self.data)
+        return len(self.data if self._tensors is None else self._tensors[0])
+
+    def digest(self) -> str:
+        """Of tensors their values, of pictures their names and preprocessing, of other datasets the length."""
+        total = hashlib.sha256(str(len(self)).encode())
+        for tensor in self._tensors or ():
+            if tensor is not None:
+                total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if hasattr(self.data, "fingerprint"):
+            total.update(self.data.fingerprint().encode())
+        return total.hexdigest()
 
     def training(
         self, indices: Sequence[int], *, batch: int, seed: int, epoch: int, start: int, rank: int, world: int
     ) -> Iterator[Batch]:
-        """The batches of an epoch from step ``start`` on; every process has its share of each.
-
-        ``indices``: in order.
-        """
-        shuffled = torch.randperm(len(indices), generator=torch.Generator().manual_seed(mixed(seed, epoch)))
-        order = [indices[number] for number in shuffled.tolist()]
+        """The batches of an epoch from step ``start`` on; every process has its share of each. ``indices``: sorted."""
+        shuffled = torch.randperm(len(indices), generator=torch.Generator().manual_seed(seed_from(seed, epoch)))
+        order = [indices[position] for position in shuffled.tolist()]
         together = batch * world
         firsts = range(start * together, self.steps(order, together) * together, together)
         steps = [order[first : first + together] for first in firsts]
@@ -90,11 +90,12 @@ class Examples:
 
     @staticmethod
     def steps(indices: Sequence[int], together: int) -> int:
-        """Steps an epoch: a last batch that is not full is left out, unless it is the only one."""
+        """Steps of an epoch, of ``together`` images each: a last batch that is not full is left out, unless it is the
+        only one."""
         return max(1, len(indices) // together)
 
     def plain(self, indices: Sequence[int], *, batch: int, rank: int, world: int) -> Iterator[Batch]:
-        """In order, unchanged: for measuring. A process without a share of the last batch is not given it."""
+        """In order, unchanged: for measuring. Processes without a share of the last batch do not get it."""
         steps = [indices[first : first + batch * world] for first in range(0, len(indices), batch * world)]
         data = self.data.unchanged() if hasattr(self.data, "unchanged") else self.data
         yield from self._batches(_Seeded(data, indices, (0, 0)), steps, rank, world, None)
@@ -102,25 +103,27 @@ class Examples:
     def _batches(
         self, data: _Seeded, steps: Sequence[Sequence[int]], rank: int, world: int, augment: Augment | None
     ) -> Iterator[Batch]:
-        mine = [list(step[rank::world]) for step in steps if len(step) > rank]
-        counts = [len(step) for step in steps if len(step) > rank]
-        if self._tensors is not None:
-            images, labels = self._tensors
-            loaded: Iterator[tuple[Tensor, Tensor | None]] = (
-                (_chosen(images, chosen), None if labels is None else _chosen(labels, chosen)) for chosen in mine
-            )
-        else:
-            loaded = self._loaded(data, mine)
-        for chosen, (pictures, classes), count in zip(mine, loaded, counts, strict=True):
+        steps = [step for step in steps if len(step) > rank]
+        shares = [list(step[rank::world]) for step in steps]
+        loaded = self._load(data, shares) if self._tensors is None else self._select(*self._tensors, shares)
+        for step, share, (images, labels) in zip(steps, shares, loaded, strict=True):
             if augment is not None:
-                with seeded(mixed(*data.drawn, rank, chosen[0]), pictures.device):
-                    pictures = augment(pictures)
-            yield Batch(pictures, classes if self.labelled else None, count)
+                with seeded(seed_from(*data.seeds, rank, share[0]), images.device):
+                    images = augment(images)
+            yield Batch(images, labels if self.labelled else None, len(step))
 
-    def _loaded(self, data: _Seeded, steps: list[list[int]]) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _select(
+        self, images: Tensor, labels: Tensor | None, shares: list[list[int]]
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        for share in shares:
+            indices = torch.tensor(share)
+            there = None if labels is None else labels[send(indices, labels.device)]
+            yield images[send(indices, images.device)], there
+
+    def _load(self, data: _Seeded, shares: list[list[int]]) -> Iterator[tuple[Tensor, Tensor | None]]:
         loader = DataLoader(
             data,
-            batch_sampler=steps,
+            batch_sampler=shares,
             num_workers=self.workers,
             collate_fn=partial(_collate, labelled=self.labelled),
             generator=torch.Generator(),  # or it would draw from the user's
@@ -129,26 +132,24 @@ class Examples:
             self._note(bad)
             if trouble is not None:
                 raise LeanconvError(trouble)
-            if self.labelled and labels is None:
-                raise _no_labels()
             yield images, labels
 
     def _note(self, bad: list[Unreadable]) -> None:
         if not bad:
             return
-        from leanconv.images.loading import refuse_too_many  # what reads pictures is loaded where there are some
+        from leanconv.images.loading import refuse_too_many  # imports Pillow, which tensors do not need
 
-        for found in bad:
-            if found.name not in self.bad:
-                self.bad.append(found.name)
-                warn(f"cannot read {found.name} ({found.reason}); the next image is taken.")
+        for error in bad:
+            if error.name not in self.bad:
+                self.bad.append(error.name)
+                warn(f"cannot read {error.name} ({error.reason}); the next image is taken.")
         refuse_too_many(self.bad, len(self))
 
 
 @dataclass(frozen=True)
 class Split:
-    """What is trained on and what is judged by: examples, and the indices of them, in order. ``held`` may be the same
-    examples; no index is then in both."""
+    """What is trained on and what is judged by: examples, and sorted indices of them. ``held`` may be the same
+    examples; then no index is in both."""
 
     examples: Examples
     training: list[int]
@@ -157,7 +158,7 @@ class Split:
 
     @classmethod
     def of(cls, examples: Examples, held: Examples, *, holdout: float, seed: int, world: int) -> Split:
-        """``held`` whole; or, if it is the same as ``examples``, a share ``holdout`` of those."""
+        """All of ``held``; or, if it is the same as ``examples``, a share ``holdout`` of those."""
         count = len(examples)
         if count == 0 or len(held) == 0:
             raise LeanconvError(f"the {'validation ' if count else ''}data is empty; give images to train on.")
@@ -190,7 +191,9 @@ def _as_tensors(data: Any) -> tuple[Tensor, Tensor | None] | None:
     return (data[0], data[1]) if pair and data[0].dim() > data[1].dim() > 0 else None
 
 
-def _class_indices(labels: Tensor) -> Tensor:
+def _class_indices(labels: Tensor | None) -> Tensor:
+    if labels is None:
+        raise _no_labels()
     if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise LeanconvError(
             f"the labels are {labels.dtype} of shape {tuple(labels.shape)}; give one class index, a whole number, an "
@@ -200,70 +203,66 @@ def _class_indices(labels: Tensor) -> Tensor:
 
 
 Item = tuple[Any, list[Unreadable]]
-Collated = tuple[Tensor, Tensor | None, list[Unreadable], str | None]
 
 
 class _Seeded(Dataset[Item]):
-    """Items with what they draw fixed. In place of an unreadable one stands the next of the same ``part``, which is
-    in order: no image that is held out is trained on."""
+    """Items whose random draws are fixed. An unreadable one is replaced by the next of the same ``part``, which is
+    sorted: so no image that is held out is trained on."""
 
-    def __init__(self, data: Any, part: Sequence[int], drawn: tuple[int, int]):
-        self._data, self._part, self.drawn = data, part, drawn
+    def __init__(self, data: Any, part: Sequence[int], seeds: tuple[int, int]):
+        self._data, self._part, self.seeds = data, part, seeds
 
     def __getitem__(self, index: int) -> Item:
         bad: list[Unreadable] = []
         first = bisect_left(self._part, index)
-        for number in range(min(10, len(self._part))):
-            place = self._part[(first + number) % len(self._part)]
+        for offset in range(min(10, len(self._part))):
+            index = self._part[(first + offset) % len(self._part)]
             try:
-                with seeded(mixed(*self.drawn, place)):
-                    return self._data[place], bad
+                with seeded(seed_from(*self.seeds, index)):
+                    return self._data[index], bad
             except Unreadable as error:
                 bad.append(error)
         return None, bad
 
 
-def _collate(items: list[Item], *, labelled: bool) -> Collated:
-    """Images, labels, unreadable ones, and what is wrong: raised in a worker it would be no single sentence."""
-    bad = [found for _, several in items for found in several]
-    nothing = torch.empty(0)
-    pairs = [item if isinstance(item, (tuple, list)) else (item, None) for item, _ in items]
-    images = [pair[0] for pair in pairs if len(pair) > 1 and isinstance(pair[0], Tensor)]
-    if len(images) < len(pairs):
-        return nothing, None, bad, _odd([item for item, _ in items], bad)
-    shapes = {tuple(image.shape) for image in images}
-    if len(shapes) > 1:
-        found = listing(sorted(shapes), 3)
-        return nothing, None, bad, f"images have different shapes ({found}); bring them to one size."
-    if not labelled or any(pair[1] is None for pair in pairs):
-        return torch.stack(images), None, bad, None
+def _collate(items: list[Item], *, labelled: bool) -> tuple[Tensor, Tensor | None, list[Unreadable], str | None]:
+    """Images, labels, unreadable ones, and what is wrong: raised in a worker, an error is more than one sentence."""
+    bad = [error for _, errors in items for error in errors]
     try:
-        labels = torch.tensor([operator.index(pair[1]) for pair in pairs])
-    except TypeError:
-        wrong = type(pairs[0][1]).__name__
-        return nothing, None, bad, f"a label is a {wrong}; give class indices, whole numbers."
-    return torch.stack(images), labels, bad, None
+        return *_stack([item for item, _ in items], bad, labelled), bad, None
+    except LeanconvError as error:
+        return torch.empty(0), None, bad, str(error)
 
 
-def _odd(items: list[Any], bad: list[Unreadable]) -> str:
+def _stack(items: list[Any], bad: list[Unreadable], labelled: bool) -> tuple[Tensor, Tensor | None]:
     if any(item is None for item in items):
-        names = listing([found.name for found in bad], 3)
-        return f"no image can be read among {len(bad)} in a row ({names}); repair or remove them."
-    return (
-        f"the dataset gives a {type(items[0]).__name__} where an image, a tensor, or a pair of image and class is "
-        "needed; give it such items."
-    )
+        names = listing([error.name for error in bad], 3)
+        raise LeanconvError(f"no image can be read among {len(bad)} in a row ({names}); repair or remove them.")
+    pairs = [item if isinstance(item, (tuple, list)) else (item, None) for item in items]
+    if not all(len(pair) > 1 and isinstance(pair[0], Tensor) for pair in pairs):
+        raise LeanconvError(
+            f"the dataset gives a {type(items[0]).__name__} where an image, a tensor, or a pair of image and class is "
+            "needed; give it such items."
+        )
+    shapes = sorted({tuple(pair[0].shape) for pair in pairs})
+    if len(shapes) > 1:
+        raise LeanconvError(f"images have different shapes ({listing(shapes, 3)}); bring them to one size.")
+    images = torch.stack([pair[0] for pair in pairs])
+    if not labelled:
+        return images, None
+    if any(pair[1] is None for pair in pairs):
+        raise _no_labels()
+    try:
+        return images, torch.tensor([operator.index(pair[1]) for pair in pairs])
+    except TypeError:
+        raise LeanconvError(f"a label is a {type(pairs[0][1]).__name__}; give class indices, whole numbers.") from None
 
 
-def _chosen(part: Tensor, numbers: list[int]) -> Tensor:
-    return part[sent(torch.tensor(numbers), part.device)]
-
-
-def sent(small: Tensor, device: torch.device) -> Tensor:
-    """``small`` from the CPU to ``device``. A GPU is not waited for, as it is by what comes from pageable memory."""
+def send(small: Tensor, device: torch.device) -> Tensor:
+    """``small`` from the CPU to ``device``, without waiting for a GPU, as a copy from pageable memory would."""
     return small.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else small.to(device)
 
 
-def mixed(*parts: int | str) -> int:
+def seed_from(*parts: int | str) -> int:
     """A seed from several numbers and words."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "little")

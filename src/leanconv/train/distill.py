@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,21 +23,21 @@ from leanconv.train.dataset import Augment, Examples
 from leanconv.train.finetune import finetune
 from leanconv.train.objectives import Distillation
 
-# Where these say nothing, the defaults of finetune with an original.
-EPOCHS, STEPS = 100, 1200  # at most, and to the end of an epoch
-# Images a step: 50, fewer where an epoch would have under 18 steps, more where it would have over 200.
+# Settings that are not here have the defaults of finetune with an original.
+EPOCHS, STEPS = 100, 1200  # at most; the last epoch is always finished
+# Images a step: 50; fewer where an epoch would have under 18 steps, more where it would have over 200.
 SMALLEST_BATCH, BATCH, LARGEST_BATCH = 16, 50, 256
 SHORT, LONG = 18, 200
-LR = 2e-3  # up to BATCH images a step; beyond, as the noise of the gradient falls, it rises
+LR = 2e-3  # up to BATCH images a step; with more it rises, as the gradient is less noisy
 HOLDOUT = 0.1
-FEWEST = 10  # images there must be, so that one is held out
-# Of fewer images than these the tenth is held out of the closed form too. It is fitted to few images so closely that by
-# them it looks better than anything training can make of it. More images, or less of a fit to each, and what is left of
-# that is less than what training gains; then every image is fitted to, and a workdir's layers serve both.
+FEWEST = 10  # images, so that one is held out
+# Of fewer images than these, the tenth is held out of the closed form too, which fits few images so closely that it
+# looks better on them than anything training can give. With more images that effect is smaller than the gain of
+# training; then the layers are fitted to all of them, and a workdir's layers serve refine="closed-form" too.
 FEW = 500
-PATIENCE = 20  # epochs without a better network before it stops
-SHIFT = 14  # images are moved by up to this part of their smaller side,
-SMALLEST = 8  # if that has so many pixels
+PATIENCE = 20  # epochs without a better network before training stops
+SHIFT = 14  # images are moved by up to 1/14 of their smaller side,
+SMALLEST = 8  # if that has at least 8 pixels
 
 INSTEAD = "use refine='closed-form' instead"
 
@@ -55,8 +56,8 @@ def check_distillable(model: nn.Module, processes: int) -> None:
 
 
 def check_examples(original: nn.Module, layers: Iterable[str], batches: Batches) -> None:
-    """Refuse images that cannot be trained on, all of which are read, and a network no gradient goes through."""
-    pieces = [piece for batch in batches for piece in batch.pieces]
+    """Refuse images that cannot be trained on (all of them are read), and a network without gradients."""
+    pieces = _pieces(batches)
     odd = [type(piece).__name__ for piece in pieces if not isinstance(piece, Tensor)]
     if odd:
         raise LeanconvError(
@@ -79,7 +80,7 @@ def check_examples(original: nn.Module, layers: Iterable[str], batches: Batches)
         return
     try:
         with torch.enable_grad():
-            # Not the images themselves: a network may work in place, which where a graph begins is not allowed.
+            # Times one: autograd does not let a network change its leaf, the images themselves, in place.
             loss = Distillation(original, list(layers), 0.0)(original, sample.requires_grad_() * 1, None).loss
     except LeanconvError:
         raise LeanconvError(
@@ -93,31 +94,39 @@ def check_examples(original: nn.Module, layers: Iterable[str], batches: Batches)
 
 
 def are_few(images: int) -> bool:
-    """Whether those the training is judged by are put aside before the layers are fitted."""
+    """Whether the images that training is judged by are put aside before the layers are fitted."""
     return images < FEW
 
 
 def put_aside(batches: Batches, seed: int) -> tuple[Batches, Tensor]:
-    """What the layers are fitted to, and a tenth of the images to judge the training by."""
-    pieces = [piece for batch in batches for piece in batch.pieces]
-    count = sum(map(len, pieces))
+    """The images that the layers are fitted to, and a tenth of all images, to judge the training by."""
+    pieces = [piece.detach() for piece in _pieces(batches)]
+    lengths = [len(piece) for piece in pieces]
+    count = sum(lengths)
     judging = torch.zeros(count, dtype=torch.bool)
     judging[torch.randperm(count, generator=torch.Generator().manual_seed(seed))[: round(HOLDOUT * count)]] = True
-    masks = [mask.to(piece.device) for mask, piece in zip(judging.split([*map(len, pieces)]), pieces, strict=True)]
-    pieces = [piece.detach() for piece in pieces]
-    rest = [piece[~mask] for piece, mask in zip(pieces, masks, strict=True)]
-    judges = torch.cat([piece[mask].to(pieces[0].device) for piece, mask in zip(pieces, masks, strict=True)])
-    return take([part for part in rest if len(part)]), judges
+    fitted, judges = [], []
+    for piece, mask in zip(pieces, judging.split(lengths), strict=True):
+        mask = mask.to(piece.device)
+        judges.append(piece[mask].to(pieces[0].device))
+        rest = piece[~mask]
+        if len(rest):
+            fitted.append(rest)
+    return take(fitted), torch.cat(judges)
 
 
 def joined(batches: Batches, memory: Memory) -> Tensor:
-    """The images as one tensor: on the GPU, where there is room, as moving them there step by step takes longer."""
-    pieces = tuple(piece for batch in batches for piece in batch.pieces)
+    """The images as one tensor, on the GPU if there is room: moving them there step by step takes longer."""
+    pieces = tuple(_pieces(batches))
     room = memory.reserve(sum(piece.nbytes for piece in pieces), share=0.5, among=("device",))
-    # Not as many as the batches count: pictures that cannot be read have a number too.
+    # Counted here: batches count pictures that cannot be read, too.
     whole = Batch(0, sum(len(piece) for piece in pieces), pieces)
     images: Tensor = whole.on(pieces[0].device if room is None else memory.device)
-    return images.detach()  # the user's may be followed by autograd
+    return images.detach()  # autograd may follow the user's images
+
+
+def _pieces(batches: Batches) -> list[Any]:
+    return [piece for batch in batches for piece in batch.pieces]
 
 
 def distilled(
@@ -132,9 +141,9 @@ def distilled(
     workdir: str | os.PathLike[str] | None,
     progress: bool,
 ) -> Accelerated:
-    """``result`` trained to have the feature maps of ``original``: the best network seen on images held out, which may
-    be the one given. ``judges``: those images, if they were put aside; else a tenth of ``images`` is."""
-    # A layer the user has frozen is replaced and fitted all the same.
+    """``result``, trained towards the feature maps of ``original``: the network that is best on images held out, which
+    may be that of ``result``. ``judges``: those images, if they were put aside; else a tenth of ``images`` is."""
+    # Layers that the user has frozen were replaced and fitted too.
     frozen = [not parameter.requires_grad for parameter in result.model.parameters()]
     result.model.requires_grad_(True)
     aside = 0 if judges is None else len(judges)
@@ -163,17 +172,17 @@ def distilled(
 
 
 def course(images: int, steps: int | None = None) -> tuple[int, int, float]:
-    """Epochs, images a step and learning rate: few images are gone through often, many of them a few times. ``steps``
-    that were asked for are taken, however many epochs that is."""
+    """Epochs, images a step and learning rate; the fewer images, the more epochs. ``steps``: those the user asks for,
+    however many epochs that is."""
     training = images - round(HOLDOUT * images)
     batch = min(LARGEST_BATCH, max(SMALLEST_BATCH, min(BATCH, training // SHORT), training // LONG))
-    each = Examples.steps(range(training), batch)
-    epochs = min(EPOCHS, math.ceil(STEPS / each)) if steps is None else math.ceil(steps / each)
+    per_epoch = Examples.steps(range(training), batch)
+    epochs = min(EPOCHS, math.ceil(STEPS / per_epoch)) if steps is None else math.ceil(steps / per_epoch)
     return epochs, batch, LR * math.sqrt(max(1.0, batch / BATCH))
 
 
 def _augment(images: Tensor) -> Augment | None:
-    """Of pictures, n x c x h x w; anything else is trained on as it is."""
+    """For pictures, n x c x h x w; anything else is trained on as it is."""
     if images.dim() != 4 or min(images.shape[2:]) < SMALLEST:
         return None
     return crop_and_flip(max(1, min(images.shape[2:]) // SHIFT), reflect=True)

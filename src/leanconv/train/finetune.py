@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,8 @@ from leanconv.train.settings import FinetuneConfig, Optimizer, Precision, Schedu
 
 @dataclass(frozen=True)
 class FineTuned:
-    """The trained network in eval mode, and how it went. ``result``: what was given, with the new weights."""
+    """The trained network in eval mode, and how it went. ``result``: the Accelerated that was given, with the new
+    weights; None for a plain module."""
 
     model: nn.Module
     history: History
@@ -75,18 +75,18 @@ def finetune(
     workers: int = 0,
     progress: bool = True,
 ) -> FineTuned:
-    """Train a copy of ``network`` and return the best of it that was seen on images held out.
+    """Train a copy of ``network``; return it with the weights that were best on images held out.
 
     Args:
-        network: what ``accelerate`` returned, or any module. It is not modified.
+        network: the result of ``accelerate``, or any module. It is not modified.
         data: a pair of tensors (images, classes), or a dataset with a length whose items are (image, class). With
             ``original``, images alone will do: a tensor, or a dataset of images.
-        original: train without labels, to have the feature maps of this network and so its answers.
+        original: train without labels, towards the feature maps of this network and so its answers.
         validation: images to judge by, as ``data``; default: a share ``holdout`` of ``data``, which is not trained on.
-        augment: a batch of images in, as many out, changed; called for every batch that is trained on, and what it
-            draws is fixed by ``seed`` (``leanconv.train.augment`` has one).
+        augment: a function that changes a batch of images, called for every batch that is trained on; ``seed`` fixes
+            what it draws (``leanconv.train.augment`` has one).
         workdir: a folder for the state of the run. A run that was killed goes on from there when it is called again
-            with the same arguments, and ends in the same weights.
+            with the same arguments, and ends with the same weights.
         device: where to train; default: where the network is.
         workers: processes that read a dataset's images.
         progress: show it.
@@ -107,38 +107,23 @@ def finetune(
         >>> tuned.model(images).shape
         torch.Size([20, 36])
     """
+    passed = locals()
     model = network.model if isinstance(network, Accelerated) else network
     check_model(model)
-    options: dict[str, Any] = {
-        "epochs": epochs,
-        "batch": batch,
-        "lr": lr,
-        "optimizer": optimizer,
-        "weight_decay": weight_decay,
-        "schedule": schedule,
-        "warmup": warmup,
-        "ema": ema,
-        "clip": clip,
-        "precision": precision,
-        "features": features,
-        "outputs": outputs,
-        "holdout": holdout,
-        "patience": patience,
-        "seed": seed,
-    }
+    options = {field.name: passed[field.name] for field in fields(FinetuneConfig)}
     config = FinetuneConfig(distill=original is not None, **options)
     workers = whole("workers", workers, 0)
-    place = device_of(model) if device is None else parse_device(device)
-    team = Processes(place)
+    device = device_of(model) if device is None else parse_device(device)
+    team = Processes(device)
     with untouched_rng(config.seed), torch.inference_mode(False), torch.enable_grad(), team.ending_together():
         examples = Examples(data, original is None, augment, workers)
         held = examples if validation is None else Examples(validation, original is None, None, workers)
         split = Split.of(examples, held, holdout=config.holdout, seed=config.seed, world=team.world)
-        trained = _trainable(model, place)
-        goal = _goal(network, original, place, config)
+        trained = _trainable(model, device)
+        goal = _goal(network, original, device, config)
         arguments = {
             **asdict(config),
-            "augment": _named(augment),
+            "augment": _name_of(augment),
             **(_digests(model, original, split) if workdir is not None or team.world > 1 else {}),
             "processes": team.world,
             "leanconv": __version__,
@@ -148,27 +133,23 @@ def finetune(
         steps = config.epochs * Examples.steps(split.training, config.batch * team.world)
         title = "fine-tuning" if original is None else "distilling"
         checkpoint = Checkpoint(workdir, arguments) if workdir is not None and team.is_main else None
+        cudnn = torch.backends.cudnn
         with (
             nullcontext() if checkpoint is None else closing(checkpoint),
             reporter(progress and team.is_main).stage(title, steps) as stage,
-            _tried_kernels(),
+            # Thousands of batches have one shape: cuDNN tries its kernels on the first, unless the user asked for the
+            # same bits every time.
+            chosen_kernels(benchmark=cudnn.benchmark or not cudnn.deterministic, deterministic=cudnn.deterministic),
         ):
-            history = Loop(trained, goal, split, config, place, team, stage, checkpoint).run()
-    _as_given(trained, model)
+            history = Loop(trained, goal, split, config, device, team, stage, checkpoint).run()
+    _restore_form(trained, model)
     summary = {"history": history.to_json(), "settings": asdict(config), "distilled": original is not None}
     result = replace(network, model=trained, training=summary) if isinstance(network, Accelerated) else None
     return FineTuned(trained, history, result)
 
 
-def _tried_kernels() -> AbstractContextManager[None]:
-    """cuDNN tries its kernels on the first batch: the same shapes come thousands of times. Not for who asked for the
-    same bits every time."""
-    now = torch.backends.cudnn
-    return chosen_kernels(benchmark=now.benchmark or not now.deterministic, deterministic=now.deterministic)
-
-
-def _as_given(trained: nn.Module, model: nn.Module) -> None:
-    """Every tensor in the dtype, on the device and in the layout of the one it was copied from."""
+def _restore_form(trained: nn.Module, model: nn.Module) -> None:
+    """Give every tensor the dtype, device and layout of the one it was copied from."""
     tensors, originals = ([*each.parameters(), *each.buffers()] for each in (trained, model))
     for tensor, original in zip(tensors, originals, strict=True):
         tensor.data = torch.empty_like(original).copy_(tensor.data)
@@ -177,16 +158,16 @@ def _as_given(trained: nn.Module, model: nn.Module) -> None:
 
 
 def _trainable(model: nn.Module, device: torch.device) -> nn.Module:
-    """A copy whose weights can be trained: single precision at least, and not frozen by having been loaded so."""
+    """A copy whose weights can be trained: in float32 at least, and not all frozen."""
     if next(model.parameters(), None) is None:
         raise LeanconvError("the network has no weights to train; give one that has.")
-    trained = _single(copied(model).to(device))
+    trained = _at_least_float32(copied(model).to(device))
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         trained.requires_grad_(True)
     return trained.eval()
 
 
-def _single(model: nn.Module) -> nn.Module:
+def _at_least_float32(model: nn.Module) -> nn.Module:
     half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
     return model.float() if half else model
 
@@ -197,25 +178,25 @@ def _goal(
     if original is None:
         return Supervised()
     check_model(original)
-    places = feature_layers(network.changes, config.features) if isinstance(network, Accelerated) else []
-    weight = float(not places) if config.outputs is None else config.outputs
-    if not places and not weight:
+    layers = feature_layers(network.changes, config.features) if isinstance(network, Accelerated) else []
+    weight = float(not layers) if config.outputs is None else config.outputs
+    if not layers and not weight:
         raise LeanconvError("with outputs=0 and no layer's responses to match there is nothing to train for.")
-    missing = [place for place in places if place not in dict(original.named_modules())]
+    missing = [layer for layer in layers if layer not in dict(original.named_modules())]
     if missing:
         raise LeanconvError(
             f"original has no layer {listing(missing, 2)}; give the network that was accelerated, or features=0."
         )
-    teacher = _single(copied(original).to(device)).eval().requires_grad_(False)
-    return Distillation(teacher, places, weight)
+    teacher = _at_least_float32(copied(original).to(device)).eval().requires_grad_(False)
+    return Distillation(teacher, layers, weight)
 
 
-def _named(augment: Augment | None) -> str | None:
-    """A function by its name: how it prints may differ from process to process."""
+def _name_of(augment: Augment | None) -> str | None:
+    """A function's name: how it prints may differ from process to process."""
     if augment is None or is_dataclass(augment):
         return None if augment is None else repr(augment)
     if isinstance(augment, partial):
-        return f"{_named(augment.func)} with {augment.args} {sorted(augment.keywords.items())}"
+        return f"{_name_of(augment.func)} with {augment.args} {sorted(augment.keywords.items())}"
     kind = augment if hasattr(augment, "__qualname__") else type(augment)
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -225,16 +206,6 @@ def _digests(model: nn.Module, original: nn.Module | None, split: Split) -> dict
     return {
         "network": digest_of_model(model),
         "original": None if original is None else digest_of_model(original),
-        "data": _digest(split.examples),
-        "validation": None if split.held is split.examples else _digest(split.held),
+        "data": split.examples.digest(),
+        "validation": None if split.held is split.examples else split.held.digest(),
     }
-
-
-def _digest(examples: Examples) -> str:
-    """Of tensors their numbers, of pictures their names and what is made of them, of other datasets the length."""
-    total = hashlib.sha256(str(len(examples)).encode())
-    for tensor in examples.tensors:
-        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    if hasattr(examples.data, "fingerprint"):
-        total.update(examples.data.fingerprint().encode())
-    return total.hexdigest()

@@ -1,4 +1,4 @@
-"""How a run went: a row at every check, and what came of it."""
+"""How a run went: one row for every check, and the result in a sentence."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from leanconv.system.text_table import table
 
-# A network that has lost more than this share of its right answers was trained with too large a rate, if that is more
-# than chance does: FEW images at least, and three standard deviations of a count.
+# The rate was too large if the network lost more than this share of its right answers, and more images than by chance:
+# at least FEW, and three standard deviations of a count.
 COLLAPSE, FEW = 0.5, 10
 
 
 @dataclass(frozen=True)
 class Row:
-    """``loss``: mean since the row before, None in the first. ``held_loss``, ``held_right``: on the images held out,
-    None without any."""
+    """``loss``: the mean since the row before, None in the first. ``held_loss``, ``held_right``: of the images held
+    out, None without any."""
 
     step: int
     epoch: float
@@ -38,7 +38,8 @@ class Row:
 
 @dataclass
 class History:
-    """``best``: the step whose weights were kept. ``stopped``: a sentence where the run ended before its time."""
+    """``right``: what the share of right answers is called. ``best``: the step whose weights were kept. ``stopped``:
+    why the run ended early, in a sentence."""
 
     epochs: int
     right: str
@@ -61,7 +62,7 @@ class History:
         return next(row for row in self.rows if row.step == self.best)
 
     def add(self, row: Row) -> bool:
-        """Whether it is the best so far, which it then is; without images held out the last one is."""
+        """Whether this row is the best so far. Without images held out the last one is."""
         best = not self.rows or row.held_loss is None or self._order(row) > self._order(self.kept)
         self.rows.append(row)
         if best:
@@ -69,13 +70,13 @@ class History:
         return best
 
     def _order(self, row: Row) -> tuple[float, float]:
-        """With labels, more images right, and of equal ones the smaller loss; to distill, the smaller loss."""
+        """Larger is better. With labels by the share of right answers, then by the loss; to distill by the loss."""
         loss = math.inf if row.held_loss is None else row.held_loss
         return (row.held_right or 0.0) if self.right == "top-1" else 0.0, -loss
 
     def reason_to_stop(self, count: int, lr: float, patience: int) -> str | None:
-        """In a sentence, by what was measured on ``count`` images held out; None: go on. ``patience``: checks without
-        a better one, 0: no limit."""
+        """A sentence, from what was measured on ``count`` images held out; None: go on. ``patience``: how many checks
+        may bring nothing better; 0: any number."""
         now = self.rows[-1]
         if now.held_loss is None or self.first.held_loss is None:
             return None
@@ -92,7 +93,7 @@ class History:
         return None
 
     def verdict(self) -> str:
-        """One sentence."""
+        """The result in one sentence."""
         kept = f"the weights of step {self.best} were kept" if self.best else "its weights stay as they were given"
         if self.first.held_loss is None:
             return f"nothing was held out, so whether the network got better is not known; {kept}."
@@ -102,13 +103,12 @@ class History:
         return f"training made the network no better{end}; {kept}."
 
     def _change(self, row: Row) -> str:
-        """From the first row to this one, in the order in which rows are compared."""
-        then, now = (f"{part.held_loss:.4f}" for part in (self.first, row))
-        parts = [f"loss {then} -> {now}"]
-        if self.first.held_right is not None and row.held_right is not None:
-            right = f"{self.right} {100 * self.first.held_right:.2f} % -> {100 * row.held_right:.2f} %"
-            parts.insert(0 if self.right == "top-1" else 1, right)
-        return f"held-out {', '.join(parts)}"
+        """From the first row to this one; the figure by which rows are compared comes first."""
+        first = self.first
+        parts = [f"loss {first.held_loss:.4f} -> {row.held_loss:.4f}"]
+        if first.held_right is not None and row.held_right is not None:
+            parts.append(f"{self.right} {100 * first.held_right:.2f} % -> {100 * row.held_right:.2f} %")
+        return f"held-out {', '.join(reversed(parts) if self.right == 'top-1' else parts)}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

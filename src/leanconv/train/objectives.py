@@ -16,27 +16,27 @@ from leanconv.evaluation.classification import class_scores
 from leanconv.forms.replace import Change
 from leanconv.network.function_trace import tensors
 
-Maps = dict[str, list[Tensor]]  # of a place, one a call
+Maps = dict[str, list[Tensor]]  # module name -> its outputs, one for each call
 
 
 class Judged(NamedTuple):
-    """Of every image (n): ``loss``, and whether the network was ``right``: its first answer is the label, or that of
-    the original; None where there is no such thing."""
+    """Of n images: the ``loss`` of each, and whether the network was ``right``: its first answer is the label, or that
+    of the original; None for outputs that are no class scores."""
 
     loss: Tensor
     right: Tensor | None
 
 
 class Goal(Protocol):
-    right: str  # what being right means
+    right: str  # what the share of right answers is called
 
     def __call__(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged:
-        """``labels`` where they were made: looking at them on a GPU would wait for it."""
+        """``labels`` are on the device of the data: reading them on a GPU would wait for it."""
 
 
 class WithGoal(nn.Module):
-    """A network together with its goal. DistributedDataParallel looks for the weights that are not used in what comes
-    out of it: that must be the loss, since a goal need not look at the network's answer."""
+    """A network together with its goal, whose output is the loss. DistributedDataParallel looks for unused weights in
+    what its module returns, and a goal need not use the network's answer."""
 
     def __init__(self, network: nn.Module, goal: Goal):
         super().__init__()
@@ -47,8 +47,8 @@ class WithGoal(nn.Module):
 
 
 def feature_layers(changes: Sequence[Change], count: int | None) -> list[str]:
-    """Modules whose outputs both networks have: so many of the replaced layers, evenly spread, the last among them;
-    None: all that have their response."""
+    """Names of modules whose outputs both networks have: ``count`` of the replaced layers, evenly spread up to the
+    last; None: all that keep their response."""
     names = [change.batch_norm or change.name for change in changes if not change.open]
     count = len(names) if count is None else min(count, len(names))
     return [names[round((number + 1) * len(names) / count) - 1] for number in range(count)]
@@ -62,7 +62,7 @@ class Supervised:
     def __call__(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged:
         assert labels is not None
         output = network(images)
-        # Networks with auxiliary heads answer with several tensors while they train; these are the answer.
+        # Networks with auxiliary heads return several tensors in training mode; the logits are the answer.
         scores = class_scores(getattr(output, "logits", output)).float()
         outside = (labels < 0) | (labels >= scores.shape[1])
         if bool(outside.any()):
@@ -76,26 +76,25 @@ class Supervised:
 
 
 class Distillation:
-    """Feature maps and outputs as the original network has them, without labels.
+    """Feature maps and outputs as those of the original network, without labels.
 
-    Loss of an image: the mean, over the ``places``, of ||f - f~||^2 / ||f||^2, plus ``outputs`` times the KL divergence
-    of the class scores (relative squared distance of outputs that are none). At a place (a module of both networks) the
-    two have the same meaning: the response of a layer that was replaced.
+    Loss of an image: the mean, over ``layers``, of ||f - f~||^2 / ||f||^2, plus ``outputs`` times the KL divergence of
+    the class scores (relative squared distance of outputs that are none). ``layers`` are names of modules that both
+    networks have and that mean the same in both: the response of a layer that was replaced.
 
-    Feature maps alone are the better goal: every position of every map of an image says something, where the class
-    scores say little that the original has not learnt by heart, and a few images are fitted at the cost of all others.
+    Feature maps alone are the better goal: every position of every map of an image says something. Class scores say
+    little that the original has not learnt by heart, and fit a few images at the cost of all others.
     """
 
     right = "agreement"
 
-    def __init__(self, original: nn.Module, places: Sequence[str], outputs: float):
-        self.original, self.outputs = original, outputs
-        self.places = tuple(places)
+    def __init__(self, original: nn.Module, layers: Sequence[str], outputs: float):
+        self.original, self.layers, self.outputs = original, layers, outputs
 
     def __call__(self, network: nn.Module, images: Tensor, labels: Tensor | None) -> Judged:
-        with torch.no_grad(), _watched(self.original, self.places) as target_maps:
+        with torch.no_grad(), _watched(self.original, self.layers) as target_maps:
             target = self.original(images)
-        with _watched(network, self.places) as maps:
+        with _watched(network, self.layers) as maps:
             output = network(images)
         distances = self._distances(maps, target_maps, len(images))
         right = output.argmax(1) == target.argmax(1) if _are_scores(output, target) else None
@@ -106,13 +105,13 @@ class Distillation:
         return Judged(loss + torch.stack(distances).mean(0) if distances else loss, right)
 
     def _distances(self, maps: Maps, targets: Maps, count: int) -> list[Tensor]:
-        """Of every place whose maps go image by image: those behind a detector's boxes do not."""
+        """Of every layer whose maps go image by image: those behind a detector's boxes do not."""
         distances = []
-        for place in self.places:
-            pairs = list(zip(maps[place], targets[place], strict=True))
+        for layer in self.layers:
+            pairs = list(zip(maps[layer], targets[layer], strict=True))
             if all(len(target) == count for _, target in pairs):
                 distances.append(torch.stack([_relative(*pair) for pair in pairs]).mean(0))
-        if self.places and not distances:
+        if self.layers and not distances:
             raise LeanconvError("no feature map of a replaced layer goes image by image; give features=0.")
         return distances
 
@@ -130,18 +129,21 @@ def _are_scores(output: Any, target: Any) -> bool:
 
 
 def _divergence(output: Any, target: Any, count: int) -> Tensor:
-    """Of every image: the KL divergence of class scores, the relative squared distance of outputs that are none."""
+    """Of every image: the KL divergence of class scores, or the relative squared distance of other outputs."""
     if _are_scores(output, target):
         logs, target_logs = output.float().log_softmax(1), target.float().log_softmax(1)
         return F.kl_div(logs, target_logs, reduction="none", log_target=True).sum(1)
-    pairs = zip(tensors(output), tensors(target), strict=True)
-    fitting = [(a, b) for a, b in pairs if b.is_floating_point() and b.dim() and a.shape == b.shape and len(b) == count]
-    if not fitting:
+    distances = [
+        _relative(ours, theirs)
+        for ours, theirs in zip(tensors(output), tensors(target), strict=True)
+        if theirs.is_floating_point() and theirs.dim() and ours.shape == theirs.shape and len(theirs) == count
+    ]
+    if not distances:
         raise LeanconvError(
             "the network's outputs hold nothing that goes image by image and fits the original's; distillation "
             "compares outputs."
         )
-    return torch.stack([_relative(a, b) for a, b in fitting]).mean(0)
+    return torch.stack(distances).mean(0)
 
 
 def _relative(output: Tensor, target: Tensor) -> Tensor:
@@ -158,18 +160,18 @@ def _relative(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _squared(x: Tensor) -> Tensor:
-    """||x||^2 of every image, in single precision at least, without a copy in it or in another layout: of large maps
-    either would take longer than the rest."""
+    """||x||^2 of every image, in float32 at least. Large maps are not copied to float32 or to another layout: that
+    would take longer than the rest."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    if x.dim() == 1:  # a number an image
+    if x.dim() == 1:  # one number for each image
         return x.to(dtype).square()
     norm: Tensor = torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim())), dtype=dtype)
     return norm.square()
 
 
 class _Distance(torch.autograd.Function):
-    """||f~ - f||^2 / size of every image. The slope, 2 (f~ - f) / size, is one product in the layout of the map, where
-    torch's own way through the norm takes several over numbers in single precision."""
+    """||f~ - f||^2 / size of every image. The gradient, 2 (f~ - f) / size, is one product in the layout and precision
+    of the map; torch's own, through the norm, takes several in float32."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, target: Tensor, size: Tensor) -> Tensor:
@@ -187,20 +189,16 @@ class _Distance(torch.autograd.Function):
 
 
 @contextmanager
-def _watched(network: nn.Module, places: Sequence[str]) -> Iterator[Maps]:
-    """Outputs of the modules at ``places``, one a call, as they are when the network is done: behind an activation in
-    place."""
-    seen: Maps = {place: [] for place in places}
+def _watched(network: nn.Module, layers: Sequence[str]) -> Iterator[Maps]:
+    """The outputs of ``layers``, a list of calls, when the network is done: behind in-place activations."""
+    maps: Maps = {layer: [] for layer in layers}
 
-    def hook(place: str) -> Any:
-        def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            seen[place].append(output)
+    def hook(layer: str) -> Any:
+        return lambda module, inputs, output: maps[layer].append(output)
 
-        return note
-
-    handles = [network.get_submodule(place).register_forward_hook(hook(place)) for place in places]
+    handles = [network.get_submodule(layer).register_forward_hook(hook(layer)) for layer in layers]
     try:
-        yield seen
+        yield maps
     finally:
         for handle in handles:
             handle.remove()

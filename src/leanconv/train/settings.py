@@ -13,36 +13,27 @@ Optimizer = Literal["sgd", "adam", "muon"]
 Schedule = Literal["constant", "cosine"]
 Precision = Literal["auto", "off", "bf16"]
 
-# The paper's: a larger rate forgets what the network knows.
-WITH_LABELS = {
-    "optimizer": "sgd",
-    "lr": 1e-5,
-    "epochs": 5,
-    "batch": 128,
-    "schedule": "constant",
-    "warmup": 0,
-    "ema": 0.0,
+# Option -> its default with labels and with an original. With labels it is the paper's: a larger rate forgets what the
+# network knows. With an original it holds on to the goal of every layer, and can train for longer with larger steps.
+DEFAULTS = {
+    "optimizer": ("sgd", "muon"),
+    "lr": (1e-5, 3e-4),
+    "epochs": (5, 30),
+    "batch": (128, 50),
+    "schedule": ("constant", "cosine"),
+    "warmup": (0, 20),
+    "ema": (0.0, 0.99),
 }
-# Distillation can go on for longer and with larger steps: it has the goal of every layer to hold on to.
-WITH_ORIGINAL = {
-    "optimizer": "muon",
-    "lr": 3e-4,
-    "epochs": 30,
-    "batch": 50,
-    "schedule": "cosine",
-    "warmup": 20,
-    "ema": 0.99,
-}
+MUON_RATE = 2e-3  # muon's default lr, with labels or without: a share of the size of the weights
 ORIGINAL_ONLY = ("features", "outputs")  # options that need the original
-MUON_RATE = 2e-3  # of both: in parts of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
     """Options of one run.
 
-    ``distill``: whether the network learns from the original, without labels. Defaults depend on it: None stands for
-    them and is replaced by them here.
+    ``distill``: whether the network learns from the original, without labels. The defaults depend on it: they replace
+    None.
     """
 
     distill: InitVar[bool] = False
@@ -64,9 +55,7 @@ class FinetuneConfig:
         None, "How the rate falls: constant, or cosine to zero. Default: constant; to distill cosine."
     )
     warmup: int = option(
-        None,
-        "Steps over which the rate rises, half of all at most. Default: 0; to distill 20.",
-        at_least=0,
+        None, "Steps over which the rate rises, half of all at most. Default: 0; to distill 20.", at_least=0
     )
     ema: float = option(
         None,
@@ -92,10 +81,10 @@ class FinetuneConfig:
     seed: int = option(0, "Of the split, the order of the images and all that is drawn.", at_least=0)
 
     def __post_init__(self, distill: bool) -> None:
-        for name, default in (WITH_ORIGINAL if distill else WITH_LABELS).items():
+        for name, defaults in DEFAULTS.items():
             if getattr(self, name) is None:
-                by_itself = MUON_RATE if name == "lr" and self.optimizer == "muon" else default
-                object.__setattr__(self, name, by_itself)
+                muon_rate = name == "lr" and self.optimizer == "muon"
+                object.__setattr__(self, name, MUON_RATE if muon_rate else defaults[distill])
         check_fields(self)
         for name in () if distill else ORIGINAL_ONLY:
             if getattr(self, name) is not None:
@@ -112,5 +101,5 @@ class FinetuneConfig:
         return self.lr * 0.5 * (1 + math.cos(math.pi * share))
 
     def decay(self, step: int) -> float:
-        """Of the average behind step ``step`` (from 0): short at first, so that it does not cling to the beginning."""
+        """The decay of the average after step ``step`` (from 0): small at first, so that it soon forgets the start."""
         return min(self.ema, (1 + step) / (10 + step))

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from leanconv.train.muon import Muon, orthogonal
-from leanconv.train.optimizers import SHARE, optimizers
+from leanconv.train.optimizers import SHARE, Muon, optimizers, orthogonal
 from leanconv.train.settings import FinetuneConfig
 from tests.support.training import SETTINGS
 
