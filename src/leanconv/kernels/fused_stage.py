@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from leanconv.system.precision import tf32
 
-ACTIVATIONS = ("none", "relu", "relu6", "silu", "gelu", "hardswish")
+# As torch's functions; ``tiles.activate`` is the same on the GPU.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "hardswish": F.hardswish,
+}
 # A map of fewer channels is read as (tap, channel) pairs in a row: 16 channels a tap would be mostly padding.
 FEW_CHANNELS = 8
 # The most columns one program sums up; BLOCK_M x this many float32 must fit the registers.
@@ -56,9 +67,8 @@ class Stage:
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
         high, wide = self.out_size
-        return (
-            (self.images, self.outputs, high // 2, wide // 2) if self.pool else (self.images, self.outputs, high, wide)
-        )
+        window = 2 if self.pool else 1
+        return self.images, self.outputs, high // window, wide // window
 
     @property
     def positions(self) -> int:
