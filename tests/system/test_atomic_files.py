@@ -9,10 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from leanconv.runtimes.export.file_name import new_file
 
 from leanconv.errors import LeanconvError
 from leanconv.report import check_report
+from leanconv.runtimes.export.program import new_file
 from leanconv.system.atomic_files import check_absent, check_name, check_parent, folders_of, part_beside
 
 
@@ -33,7 +33,7 @@ def test_what_killed_processes_left_of_the_same_place_is_cleared(tmp_path: Path)
     # Of this process's number too: an earlier one had it.
     leftovers = [leftover(place, ended), leftover(place, os.getpid())]
     kept = [leftover(tmp_path / "other.onnx", ended), leftover(place, os.getppid())]
-    with new_file(place, "onnx") as path:
+    with new_file(place) as path:
         path.write_text("network")
     assert not any(left.exists() for left in leftovers)
     assert all(left.exists() for left in kept)
@@ -113,7 +113,7 @@ def test_places_that_cannot_be_looked_at_are_refused_in_a_sentence(tmp_path: Pat
 
 def test_an_error_leaves_no_folder(tmp_path: Path) -> None:
     def write() -> None:
-        with new_file(tmp_path / "new" / "deep" / "net.onnx", "onnx") as path:
+        with new_file(tmp_path / "new" / "deep" / "net.onnx") as path:
             path.write_text("half a netw")
             raise OSError(28, "No space left on device")
 
