@@ -30,12 +30,22 @@ class Fused(nn.Module):
     pooled: bool = False
 
     def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
-        weights, bias = self.factors()
-        if self._plain(x, [*weights, *([] if bias is None else [bias]), *([] if addend is None else [addend])]):
+        layers = convolutions(self)
+        weights, bias = [layer.weight for layer in layers], layers[-1].bias
+        if self._plain(x, [tensor for tensor in (*weights, bias, addend) if tensor is not None]):
             return finish(self.unfused(x), addend, self.activation, self.pooled)
+        for module in self.children():
+            if not isinstance(module, nn.Conv2d):  # padding before the first convolution
+                x = module(x)
+        geometry = [number for layer in layers for number in geometry_of(layer)]
         # Going through the dispatcher takes longer than many a layer does; only what must see it goes through it.
         call = factored if torch.compiler.is_compiling() or type(x) is not Tensor else compute
-        answer: Tensor = call(self.padded(x), weights, bias, addend, self.geometry(), self.activation, self.pooled)
+        answer: Tensor = call(x, weights, bias, addend, geometry, self.activation, self.pooled)
+        return answer
+
+    def unfused(self, x: Tensor) -> Tensor:
+        """The layer alone, in torch's own operations."""
+        answer: Tensor = super().forward(x)
         return answer
 
     def _plain(self, x: Tensor, others: Sequence[Tensor]) -> bool:
@@ -49,22 +59,6 @@ class Fused(nn.Module):
         trained = torch.is_grad_enabled() and (x.requires_grad or any(other.requires_grad for other in others))
         return trained or any(other.dtype != x.dtype or other.device != x.device for other in others)
 
-    def factors(self) -> tuple[list[Tensor], Tensor | None]:
-        """The weights of the convolutions, and the bias of the last."""
-        raise NotImplementedError
-
-    def geometry(self) -> list[int]:
-        """Stride, padding and dilation of each."""
-        raise NotImplementedError
-
-    def unfused(self, x: Tensor) -> Tensor:
-        """The layer alone, in torch's own operations."""
-        raise NotImplementedError
-
-    def padded(self, x: Tensor) -> Tensor:
-        """The input of the first convolution."""
-        return x
-
     def extra_repr(self) -> str:
         parts = [super().extra_repr(), f"then={self.activation}" if self.activation != "none" else ""]
         return ", ".join(part for part in [*parts, "2 x 2 pooling" if self.pooled else ""] if part)
@@ -73,39 +67,15 @@ class Fused(nn.Module):
 class FusedFactored(Fused, Factored):
     """Factors in a row, in one or two launches."""
 
-    def factors(self) -> tuple[list[Tensor], Tensor | None]:
-        layers = convolutions(self)
-        return [layer.weight for layer in layers], layers[-1].bias
-
-    def geometry(self) -> list[int]:
-        return [number for layer in convolutions(self) for number in geometry_of(layer)]
-
-    def unfused(self, x: Tensor) -> Tensor:
-        answer: Tensor = nn.Sequential.forward(self, x)  # type: ignore[no-untyped-call]
-        return answer
-
-    def padded(self, x: Tensor) -> Tensor:
-        for module in self:
-            if not isinstance(module, nn.Conv2d):
-                x = module(x)
-        return x
-
 
 class FusedConv2d(Fused, nn.Conv2d):
     """A convolution that was not factorised, with its activation in the same launch."""
 
-    def factors(self) -> tuple[list[Tensor], Tensor | None]:
-        return [self.weight], self.bias
 
-    def geometry(self) -> list[int]:
-        return geometry_of(self)
-
-    def unfused(self, x: Tensor) -> Tensor:
-        return nn.Conv2d.forward(self, x)
-
-
-def convolutions(module: nn.Module) -> list[nn.Conv2d]:
-    return [child for child in module.children() if isinstance(child, nn.Conv2d)]
+def convolutions(layer: nn.Module) -> list[nn.Conv2d]:
+    """The layer itself, or its factors."""
+    modules = [layer] if isinstance(layer, nn.Conv2d) else layer.children()
+    return [module for module in modules if isinstance(module, nn.Conv2d)]
 
 
 def geometry_of(layer: nn.Conv2d) -> list[int]:

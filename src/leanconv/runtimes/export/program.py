@@ -91,7 +91,7 @@ def export(
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A path to write to. At the end all files beside it are moved to where ``path`` is; after an error none is left."""
+    """A path to write to, in a folder whose files are moved beside ``path`` at the end; after an error none is left."""
     try:
         with part_beside(path) as part:
             yield part / path.name
