@@ -26,20 +26,21 @@ def optimize_(model: M) -> M:
     """Let the factorised layers of ``model`` run as fused kernels on an NVIDIA GPU; ``model`` itself is returned.
 
     A layer (k x k, d') + (1 x 1, d), its bias, the activation and the 2 x 2 max-pooling behind it become one launch,
-    in which d' stays on the chip. Activations are found behind layers in ``nn.Sequential`` and in torchvision's
-    residual blocks, whose addition is fused too; a layer elsewhere is fused without. So is a first convolution of few
-    channels that an activation follows. Everything else stays as it is. Parameters keep their names, so a state dict
-    fits before and after, and ``result.save`` stores the same folder.
+    in which the map of d' channels stays on the chip. Activations are recognised in ``nn.Sequential`` and in
+    torchvision's residual blocks, whose addition is fused too; layers elsewhere are fused without them. A first
+    convolution of few channels is fused with the activation behind it. Everything else stays as it is. Parameters keep
+    their names, so a state dict fits before and after, and ``result.save`` stores the same folder.
 
-    The first run on a GPU measures for each layer which kernel is the fastest there, a few seconds a layer, and keeps
-    that for later runs. Give the network and its images in bfloat16 or float16, channels-last, under
+    The first run on a GPU measures which kernel is the fastest for each layer, a few seconds a layer, and keeps the
+    answer for later runs. Give the network and its images in bfloat16 or float16, channels-last, under
     ``torch.inference_mode()``; float32 is computed in TF32 where ``torch.backends.cudnn.allow_tf32`` says so, else to
     float32's own accuracy. Where the kernels do not apply (on a CPU, in training) the same layers run as torch's own
     operations.
 
-    Weights are kept in the order the kernels read them, anew when they change. A change through ``.data`` cannot be
-    seen: call ``optimize_(model)`` again behind it. A CUDA graph, also that of ``torch.compile(mode="max-autotune")``,
-    reads what is kept: run the network once before recording, and once more when its weights have changed.
+    A copy of the weights is kept in the order the kernels read them, and renewed when they change. A change through
+    ``.data`` cannot be seen: call ``optimize_(model)`` again after it. A CUDA graph, also that of
+    ``torch.compile(mode="max-autotune")``, reads this copy: run the network once before recording, and once more when
+    its weights have changed.
 
     Raises:
         LeanconvError: where the network is on a GPU that cannot run the kernels, or has no layer to fuse.
@@ -99,8 +100,7 @@ def _fuse(model: nn.Module) -> None:
 
 
 def _fuse_row(row: nn.Sequential, shared: set[nn.Module]) -> None:
-    """Layers of a sequence and what comes right behind them. What follows a ``shared`` layer differs from place to
-    place."""
+    """Layers of a sequence and what comes right behind them. A ``shared`` layer may be followed by different ones."""
     # An identity does nothing: what is behind it follows the layer too.
     modules = [(name, m) for name, m in row._modules.items() if m is not None and type(m) is not nn.Identity]
     for position, (_, layer) in enumerate(modules):

@@ -193,18 +193,16 @@ class _Living(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        inputs = _storages((args, kwargs))
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                # A view or an in-place result lives in the memory of what it was made from.
-                if storage._cdata not in given and storage._cdata not in self._known:
-                    self._add(storage)
+        for key, storage in _storages(result).items():
+            # A view or an in-place result lives in the memory of what it was made from.
+            if key not in inputs and key not in self._known:
+                self._add(key, storage)
         return result
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+    def _add(self, key: int, storage: torch.UntypedStorage) -> None:
+        size = storage.nbytes()
         self._known.add(key)
         self.now += size
         self.peak = max(self.peak, self.now)
@@ -214,3 +212,8 @@ class _Living(TorchDispatchMode):
             self.now -= size
 
         weakref.finalize(storage, gone).atexit = False
+
+
+def _storages(tree: Any) -> dict[int, torch.UntypedStorage]:
+    storages = [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return {storage._cdata: storage for storage in storages}

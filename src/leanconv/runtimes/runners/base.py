@@ -26,21 +26,13 @@ class Conditions:
 
 
 class Runner(Protocol):
-    """A runtime.
-
-    Attributes:
-        name: what users call it.
-        libraries: modules beside torch that it needs; their versions are recorded with every time.
-        extra: ``pip install 'leanconv[EXTRA]'`` installs them; None where nothing is needed.
-        timeable: whether ``ranks="latency"`` may choose ranks by its times.
-        device: where it runs by default; None: where the model is.
-    """
+    """A runtime."""
 
     name: ClassVar[str]
-    libraries: ClassVar[tuple[str, ...]] = ()
-    extra: ClassVar[str | None] = None
-    timeable: ClassVar[bool] = False
-    device: ClassVar[str | None] = None
+    libraries: ClassVar[tuple[str, ...]] = ()  # modules beside torch; their versions are recorded with every time
+    extra: ClassVar[str | None] = None  # pip install 'leanconv[EXTRA]' installs them
+    timeable: ClassVar[bool] = False  # whether ranks="latency" may choose ranks by its times
+    device: ClassVar[str | None] = None  # where it runs by default; None: where the model is
 
     def refuse(self, model: nn.Module, conditions: Conditions) -> None:
         """Say in one sentence why it cannot run ``model`` here, before any time is spent."""
