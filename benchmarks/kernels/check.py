@@ -62,7 +62,7 @@ def random_stages(dtype: torch.dtype, count: int) -> list[Stage]:
             dilation=(1, 1) if usual else (draw.choice([1, 2]), draw.choice([1, 2])),
             bias=draw.random() < 0.8,
             addend=not pool and draw.random() < 0.3,
-            activation=draw.choice(ACTIVATIONS),
+            activation=draw.choice(list(ACTIVATIONS)),
             pool=pool,
         )
         if min(stage.out_size) < 1 or (pool and any(size % 2 for size in stage.out_size)):

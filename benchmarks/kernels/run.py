@@ -39,8 +39,9 @@ from benchmarks.kernels.check import check, sanitizer, shared_out
 from benchmarks.kernels.tables import markdown
 from benchmarks.kernels.vgg16 import limit, networks, print_limits, tensors, vgg16_stages
 from leanconv.kernels import optimize_
+from leanconv.kernels.eager import run_eagerly
 from leanconv.kernels.fused_stage import plans
-from leanconv.kernels.launch import run, run_eagerly
+from leanconv.kernels.launch import run
 from leanconv.kernels.tune import cache_file, gpu_seconds
 
 # Share of the time a part may take, and seconds one compiled network may.

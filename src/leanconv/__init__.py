@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from leanconv.ranks.latency.selector import Latency
     from leanconv.result import Accelerated, LayerReport
     from leanconv.runtimes.bench.comparison import bench
-    from leanconv.runtimes.export import export
+    from leanconv.runtimes.export.program import export
     from leanconv.runtimes.target import Measured, Target
     from leanconv.storage.folder import load, load_result
     from leanconv.train.finetune import FineTuned, finetune
@@ -76,7 +76,7 @@ _WHERE = {
     "load": "leanconv.storage.folder",
     "load_result": "leanconv.storage.folder",
     "bench": "leanconv.runtimes.bench.comparison",
-    "export": "leanconv.runtimes.export",
+    "export": "leanconv.runtimes.export.program",
     "Measured": "leanconv.runtimes.target",
     "Target": "leanconv.runtimes.target",
     "models": "leanconv.models",

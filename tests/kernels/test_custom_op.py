@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.kernels import modules, optimize_
-from leanconv.kernels.custom_op import eager, factored
+from leanconv.kernels.custom_op import factored
+from leanconv.kernels.eager import eager
 from leanconv.network.survey import survey
 from tests.support.fused import operands, row
 

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 import leanconv
 from leanconv.kernels import optimize_, pack, tune
+from leanconv.kernels.eager import run_eagerly
 from leanconv.kernels.fused_stage import EAGER, WIDEST, Plan, Stage, plans, powers, precision, up
-from leanconv.kernels.launch import run, run_eagerly
+from leanconv.kernels.launch import run
 from leanconv.kernels.pack import aligned, packed
 from tests.support.equality import relative
 from tests.support.fused import operands
@@ -180,6 +181,16 @@ def test_choices_are_kept_and_a_damaged_file_is_no_harm(tmp_path: Path, monkeypa
     assert tune._read() == {}
     tune._write("one", plan)
     assert tune._read() == {"one": plan}
+
+
+@triton
+def test_choices_of_another_version_of_the_kernels_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
+    before = tune._machine.__wrapped__(torch.device("cuda"))
+    assert before.startswith(f"H200 torch {torch.__version__} triton ")
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path.name == "tiles.py" else b""))
+    assert tune._machine.__wrapped__(torch.device("cuda")) != before
 
 
 # On a GPU.

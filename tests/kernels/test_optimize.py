@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 import leanconv
 from leanconv.errors import LeanconvError
-from leanconv.kernels import availability, describe, fused_layers, optimize_
+from leanconv.kernels import availability, optimize_
 from leanconv.kernels.modules import Absorbed, FusedConv2d, FusedFactored
 from leanconv.network.layers.modules import Factored
-from tests.support.fused import pair, row
+from tests.support.fused import fused_layers, pair, row
 from tests.support.networks import plain_network, settle_batch_norms
 from tests.support.pictures import smooth_images
 
@@ -33,7 +33,7 @@ def test_an_optimised_network_answers_the_same(scheme: str) -> None:
     assert list(model.state_dict()) == list(state)
     assert torch.equal(optimize_(model)(images), before)
     assert torch.equal(copy.deepcopy(model)(images), before)
-    assert "2 x 2" in describe(model)
+    assert "then=relu, 2 x 2 pooling" in str(model)
 
 
 def test_a_saved_result_is_that_of_the_plain_network(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from leanconv.kernels import custom_op as op
 from leanconv.kernels import prepared as ready
+from leanconv.kernels.eager import eager, run_eagerly
 from leanconv.kernels.fused_stage import ACTIVATIONS, Plan, Stage
-from leanconv.kernels.launch import run, run_eagerly
+from leanconv.kernels.launch import run
 
 GUARD = 64  # numbers before and behind the output that nobody may touch
 
@@ -46,7 +47,7 @@ def stages(form: str, dtype: torch.dtype, count: int, seed: int) -> Iterator[Sta
             dilation=dilation,
             bias=draw.random() < 0.7,
             addend=not pool and draw.random() < 0.5,
-            activation=draw.choice(ACTIVATIONS),
+            activation=draw.choice(list(ACTIVATIONS)),
             pool=pool,
         )
         odd = any(size % 2 for size in stage.out_size)
@@ -104,9 +105,9 @@ def chains(count: int) -> None:
         bias = torch.randn(d, generator=g)
         pool = number % 2 == 0
         plain = [x.double(), [weight.double() for weight in weights], bias.double(), None, geometry, "relu"]
-        addend = torch.randn(op.eager(*plain, False).shape, generator=g)
+        addend = torch.randn(eager(*plain, False).shape, generator=g)
         found = op.factored(x, weights, bias, addend, geometry, "relu", pool)
-        wanted = op.eager(*plain[:3], addend.double(), geometry, "relu", pool)
+        wanted = eager(*plain[:3], addend.double(), geometry, "relu", pool)
         assert found.shape == wanted.shape
         assert found.is_contiguous(memory_format=torch.channels_last)
         worst = max(worst, float((found - wanted).norm() / wanted.norm()))
@@ -115,21 +116,21 @@ def chains(count: int) -> None:
         for map_, more in ((x, addend), (x + 1, addend - 1)):
             found = op.factored(map_, weights, bias, more, geometry, "relu", pool)
             doubles = [weight.double() for weight in weights]
-            wanted = op.eager(map_.double(), doubles, bias.double(), more.double(), geometry, "relu", pool)
+            wanted = eager(map_.double(), doubles, bias.double(), more.double(), geometry, "relu", pool)
             worst = max(worst, float((found - wanted).norm() / wanted.norm()))
         # A new tensor where the last one lay is another one.
         for scale in (1.0, 3.0, 5.0):
             others = [*weights[:-1], weights[-1] * scale]
             found = op.factored(x, others, bias, None, geometry, "relu", pool)
             doubles = [weight.double() for weight in others]
-            wanted = op.eager(x.double(), doubles, bias.double(), None, geometry, "relu", pool)
+            wanted = eager(x.double(), doubles, bias.double(), None, geometry, "relu", pool)
             worst = max(worst, float((found - wanted).norm() / wanted.norm()))
             del others
         # An addend that is one number a channel.
         small = torch.randn(1, d, 1, 1, generator=g)
         found = op.factored(x, weights, bias, small, geometry, "relu", pool)
         doubles = [weight.double() for weight in weights]
-        wanted = op.eager(x.double(), doubles, bias.double(), small.double(), geometry, "relu", pool)
+        wanted = eager(x.double(), doubles, bias.double(), small.double(), geometry, "relu", pool)
         worst = max(worst, float((found - wanted).norm() / wanted.norm()))
         assert op.factored(x[:0], weights, bias, None, geometry, "relu", pool).shape == (0, *wanted.shape[1:])
     before = len(ready._kept)

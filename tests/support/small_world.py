@@ -31,7 +31,7 @@ import leanconv
 import leanconv.cli.common
 import leanconv.ranks.latency.selector
 import leanconv.runtimes.bench.comparison
-import leanconv.runtimes.export
+import leanconv.runtimes.export.program
 import leanconv.train.finetune
 from benchmarks.common.initialise import initialise
 from benchmarks.peers import cp
@@ -160,7 +160,7 @@ def small_world() -> Iterator[None]:
         for place in (leanconv, leanconv.train.finetune):
             patch.setattr(place, "finetune", cut(leanconv.train.finetune.finetune, epochs=2))
         patch.setattr(leanconv, "bench", cut(leanconv.runtimes.bench.comparison.bench, seconds=0.02, batches=2))
-        patch.setattr(leanconv, "export", once(leanconv.runtimes.export.export))
+        patch.setattr(leanconv, "export", once(leanconv.runtimes.export.program.export))
         patch.setattr(cp, "cp", cut(cp.cp, iterations=2))
         # Networks as small as these can hardly be had in less time.
         patch.setattr(

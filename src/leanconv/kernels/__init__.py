@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from leanconv.kernels.availability import available
-from leanconv.kernels.optimize import FusedLayer, describe, fused_layers, optimize_
+from leanconv.kernels.optimize import optimize_
 
-__all__ = ["FusedLayer", "available", "describe", "fused_layers", "optimize_"]
+__all__ = ["available", "optimize_"]

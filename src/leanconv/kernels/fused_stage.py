@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from leanconv.system.precision import tf32
 
-ACTIVATIONS = ("none", "relu", "relu6", "silu", "gelu", "hardswish")
+# As torch's functions; ``tiles.activate`` is the same on the GPU.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "hardswish": F.hardswish,
+}
 # A map of fewer channels is read as (tap, channel) pairs in a row: 16 channels a tap would be mostly padding.
 FEW_CHANNELS = 8
 # The most columns one program sums up; BLOCK_M x this many float32 must fit the registers.
@@ -56,9 +67,8 @@ class Stage:
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
         high, wide = self.out_size
-        return (
-            (self.images, self.outputs, high // 2, wide // 2) if self.pool else (self.images, self.outputs, high, wide)
-        )
+        window = 2 if self.pool else 1
+        return self.images, self.outputs, high // window, wide // window
 
     @property
     def positions(self) -> int:
@@ -84,7 +94,7 @@ class Stage:
 
     @property
     def words(self) -> str:
-        """What a measured choice is kept under. Maps of similar size share one."""
+        """The key of a measured choice. Maps of similar size share one."""
         numbers = (self.kernel, self.stride, self.padding, self.dilation)
         shape = "/".join("x".join(map(str, pair)) for pair in numbers)
         flags = "".join("01"[flag] for flag in (self.bias, self.addend, self.pool))
@@ -119,11 +129,11 @@ def powers(columns: int) -> list[int]:
     >>> powers(208)
     [128, 64, 16]
     """
-    found = []
+    parts = []
     while columns:
-        found.append(1 << (columns.bit_length() - 1))
-        columns -= found[-1]
-    return found
+        parts.append(1 << (columns.bit_length() - 1))
+        columns -= parts[-1]
+    return parts
 
 
 def steps(stage: Stage, block_k: int) -> int:
@@ -133,41 +143,41 @@ def steps(stage: Stage, block_k: int) -> int:
 
 
 def plans(stage: Stage, processors: int) -> list[Plan]:
-    """What is worth measuring on a GPU of so many processors, the likeliest first; "eager" is the last."""
+    """What is worth measuring on a GPU of so many multiprocessors, the likeliest first; "eager" is the last."""
     k = _block_k(stage)
     wide = stage.columns > 128
     if wide and precision(stage.dtype) == "tf32x3":  # three times the operands do not fit beside so many sums
         return [EAGER]
-    found: list[Plan] = []
+    likely: list[Plan] = []
     if stage.filters is None:
-        found += [
+        likely += [
             Plan(form="conv", block_m=m, block_k=k, warps=warps, depth=depth)
             for m, warps, depth in ((128, 8, 3), (128, 4, 4), (64, 4, 4), (32, 4, 4))
             if not (wide and (m, warps) == (128, 4)) and (m > 32 or stage.positions < 64 * processors)
         ]
-        return [*found, EAGER]
+        return [*likely, EAGER]
     few = stage.positions <= 64 * processors
     if stage.shiftable and not few:
-        found += [
+        likely += [
             Plan(form="shifted", block_m=m, block_k=k, block_n=64, warps=warps, depth=depth)
             for m, warps, depth in ((128, 4, 2), (128, 4, 3), (128, 8, 3), (64, 4, 3))
             if 3 * stage.columns * m <= warps * 32 * 152 and (m > 64 or stage.positions <= 256 * processors)
         ]
     if stage.columns <= WIDEST:
-        found += [
+        likely += [
             Plan(form="pair", block_m=m, block_k=k, block_n=64, warps=warps, depth=depth)
             for m, warps, depth in ((128, 8, 3), (128, 8, 4), (128, 4, 3), (64, 4, 3))
             if stage.columns * m <= warps * 32 * 160 and (m == 128 or few or wide)
         ]
     if few and stage.columns <= WIDEST:
         total = steps(stage, k)
-        found += [
+        likely += [
             Plan(form="split", block_m=m, block_k=k, block_n=64, warps=4, depth=4, share=-(-total // parts))
             for m in ((64,) if wide else (32, 64))
             for parts in (4, 9, 18)
             if total >= 2 * parts
         ]
-    return [*dict.fromkeys(found), EAGER]
+    return [*dict.fromkeys(likely), EAGER]
 
 
 def _block_k(stage: Stage) -> int:
@@ -179,8 +189,8 @@ def _block_k(stage: Stage) -> int:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How matrix units are to multiply: half precision as it is; float32 with ten bits of mantissa (TF32) where the
-    user allows it, else as three such products, which together keep what float32 has."""
+    """How matrix units multiply: half precision as it is; float32 with ten bits of mantissa (TF32) if the user allows
+    it, else as three such products, which together are as exact as float32."""
     if dtype != torch.float32:
         return "ieee"
     return "tf32" if tf32() else "tf32x3"

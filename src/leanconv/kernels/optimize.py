@@ -3,58 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-import torch
 from torch import nn
+from torch.nn.modules.utils import _pair
 
 from leanconv.errors import LeanconvError, listing
-from leanconv.kernels import pack
-from leanconv.kernels import prepared as ready
-from leanconv.kernels.availability import available, check
+from leanconv.kernels import pack, prepared
+from leanconv.kernels.availability import available, missing
 from leanconv.kernels.fused_stage import ACTIVATIONS, FEW_CHANNELS
-from leanconv.kernels.modules import Absorbed, Fused, FusedConv2d, FusedFactored, convolutions, why_not
-from leanconv.kernels.residual import CLASSES, layers_of
+from leanconv.kernels.modules import BLOCKS, Absorbed, FusedConv2d, FusedFactored, convolutions, why_not
 from leanconv.network.activations import activation_of_module
 from leanconv.network.layers.modules import Factored
-from leanconv.system.text_table import table
+from leanconv.network.recognise import has_hooks
 
 Kernels = Literal["auto", "none"]
 KERNELS: tuple[Kernels, ...] = ("auto", "none")
 M = TypeVar("M", bound=nn.Module)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FusedLayer:
-    """One fused layer: its path, how many convolutions it is, and what else its last launch does."""
-
-    name: str
-    convolutions: int
-    activation: str
-    pooled: bool
-    addend: bool
-
-
 def optimize_(model: M) -> M:
     """Let the factorised layers of ``model`` run as fused kernels on an NVIDIA GPU; ``model`` itself is returned.
 
     A layer (k x k, d') + (1 x 1, d), its bias, the activation and the 2 x 2 max-pooling behind it become one launch,
-    in which d' stays on the chip. Activations are found behind layers in ``nn.Sequential`` and in torchvision's
-    residual blocks, whose addition is fused too; a layer elsewhere is fused without. So is a first convolution of few
-    channels that an activation follows. Everything else stays as it is. Parameters keep their names, so a state dict
-    fits before and after, and ``result.save`` stores the same folder.
+    in which the map of d' channels stays on the chip. Activations are recognised in ``nn.Sequential`` and in
+    torchvision's residual blocks, whose addition is fused too; layers elsewhere are fused without them. A first
+    convolution of few channels is fused with the activation behind it. Everything else stays as it is. Parameters keep
+    their names, so a state dict fits before and after, and ``result.save`` stores the same folder.
 
-    The first run on a GPU measures for each layer which kernel is the fastest there, a few seconds a layer, and keeps
-    that for later runs. Give the network and its images in bfloat16 or float16, channels-last, under
+    The first run on a GPU measures which kernel is the fastest for each layer, a few seconds a layer, and keeps the
+    answer for later runs. Give the network and its images in bfloat16 or float16, channels-last, under
     ``torch.inference_mode()``; float32 is computed in TF32 where ``torch.backends.cudnn.allow_tf32`` says so, else to
     float32's own accuracy. Where the kernels do not apply (on a CPU, in training) the same layers run as torch's own
     operations.
 
-    Weights are kept in the order the kernels read them, anew when they change. A change through ``.data`` cannot be
-    seen: call ``optimize_(model)`` again behind it. A CUDA graph, also that of ``torch.compile(mode="max-autotune")``,
-    reads what is kept: run the network once before recording, and once more when its weights have changed.
+    A copy of the weights is kept in the order the kernels read them, and renewed when they change. A change through
+    ``.data`` cannot be seen: call ``optimize_(model)`` again after it. A CUDA graph, also that of
+    ``torch.compile(mode="max-autotune")``, reads this copy: run the network once before recording, and once more when
+    its weights have changed.
 
     Raises:
         LeanconvError: where the network is on a GPU that cannot run the kernels, or has no layer to fuse.
@@ -70,8 +56,8 @@ def optimize_(model: M) -> M:
     if not isinstance(model, nn.Module):
         raise LeanconvError(f"model is a {type(model).__name__}; give a network, a torch.nn.Module.")
     for device in {parameter.device for parameter in model.parameters()}:
-        if device.type == "cuda":
-            check(device)
+        if device.type == "cuda" and (problem := missing(device)) is not None:
+            raise LeanconvError(problem)
     factorised = {name: _refusal(module) for name, module in model.named_modules() if isinstance(module, Factored)}
     if all(why is not None for why in factorised.values()):
         why = f" ({listing([f'{name}: {reason}' for name, reason in factorised.items()], 3)})" if factorised else ""
@@ -81,13 +67,13 @@ def optimize_(model: M) -> M:
         )
     for parameter in model.parameters():
         pack.forget(parameter)
-        ready.forget(parameter)
+        prepared.forget(parameter)
     _fuse(model)
     return model
 
 
 def apply(model: nn.Module, kernels: Kernels) -> None:
-    """``optimize_`` if that is wanted and can do something here."""
+    """``optimize_`` where ``kernels`` is "auto" and they run here."""
     devices = {parameter.device for parameter in model.parameters()}
     if kernels == "auto" and devices and all(available(device) for device in devices):
         _fuse(model)
@@ -95,53 +81,18 @@ def apply(model: nn.Module, kernels: Kernels) -> None:
 
 def check_kernels(kernels: Any) -> None:
     if kernels not in KERNELS:
-        raise LeanconvError(f"kernels={kernels!r} is not known; use {listing([repr(one) for one in KERNELS])}.")
-
-
-def fused_layers(model: nn.Module) -> list[FusedLayer]:
-    """What ``optimize_`` fused."""
-    adding = {
-        f"{path}.{layers_of(block)[-1][0]}".lstrip(".")
-        for path, block in model.named_modules()
-        if type(block) in CLASSES.values()
-    }
-    return [
-        FusedLayer(
-            name=name,
-            convolutions=len(module.factors()[0]),
-            activation=module.activation,
-            pooled=module.pooled,
-            addend=name in adding,
-        )
-        for name, module in model.named_modules()
-        if isinstance(module, Fused)
-    ]
-
-
-def describe(model: nn.Module) -> str:
-    """What ``optimize_`` fused, as a table."""
-    rows = [
-        [
-            one.name,
-            str(one.convolutions),
-            "+ shortcut" if one.addend else "",
-            "" if one.activation == "none" else one.activation,
-            "2 x 2" if one.pooled else "",
-        ]
-        for one in fused_layers(model)
-    ]
-    return table(["layer", "convolutions", "addend", "activation", "pooling"], rows, left=5)
+        raise LeanconvError(f"kernels={kernels!r} is not known; use {listing(map(repr, KERNELS))}.")
 
 
 def _fuse(model: nn.Module) -> None:
     """Fuse what can be fused: first layers with what follows them, then those that are left on their own."""
     modules = list(model.modules())
-    places = Counter(id(child) for module in modules for child in module._modules.values())
-    shared = {module for module in modules if places[id(module)] > 1}
+    uses = Counter(id(child) for module in modules for child in module._modules.values())
+    shared = {module for module in modules if uses[id(module)] > 1}
     for module in modules:
         if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
             _fuse_row(module, shared)
-        elif type(module) in CLASSES:
+        elif type(module) in BLOCKS:
             _fuse_block(module, shared)
     for module in modules:
         if type(module) is Factored:
@@ -149,47 +100,33 @@ def _fuse(model: nn.Module) -> None:
 
 
 def _fuse_row(row: nn.Sequential, shared: set[nn.Module]) -> None:
-    """Layers of a sequence and what comes right behind them. What follows a ``shared`` layer differs from place to
-    place."""
-    names = list(row._modules)
-    for number, name in enumerate(names):
-        layer = row._modules[name]
-        if type(layer) not in (Factored, nn.Conv2d) or layer in shared:
+    """Layers of a sequence and what comes right behind them. A ``shared`` layer may be followed by different ones."""
+    # An identity does nothing: what is behind it follows the layer too.
+    modules = [(name, m) for name, m in row._modules.items() if m is not None and type(m) is not nn.Identity]
+    for position, (_, layer) in enumerate(modules):
+        following = modules[position + 1 : position + 3]
+        if type(layer) not in (Factored, nn.Conv2d) or layer in shared or not following:
             continue
-        following = _following(row, names[number + 1 :])
-        found = next(following, None)
-        activation = None if found is None else activation_of(found[1])
-        if found is None or activation is None:
+        activation = activation_of(following[0][1])
+        if activation is None or not _turn(layer, activation):
             continue
-        assert layer is not None
-        if not _turn(layer, activation):
-            continue
-        row._modules[found[0]] = _in_place_of(found[1])
-        behind = next(following, None)
-        if behind is not None and is_pooling(behind[1]):
-            layer.pooled = True  # type: ignore[assignment]
-            row._modules[behind[0]] = _in_place_of(behind[1])
-
-
-def _following(row: nn.Sequential, names: list[str]) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that do something, which an identity does not."""
-    for name in names:
-        module = row._modules[name]
-        if module is not None and type(module) is not nn.Identity:
-            yield name, module
+        layer.pooled = len(following) > 1 and is_pooling(following[1][1])  # type: ignore[assignment]
+        for name, module in following[: 2 if layer.pooled else 1]:
+            row._modules[name] = Absorbed().train(module.training)
 
 
 def _fuse_block(block: nn.Module, shared: set[nn.Module]) -> None:
     """A residual block of torchvision's, where at least one layer can be fused."""
     if _hooked(block) or type(block.relu) is not nn.ReLU or _hooked(block.relu):
         return
-    turned = [
-        _turn(layer, "relu")
-        for _, layer, norm in layers_of(block)
-        if type(layer) is Factored and type(norm) is nn.Identity and not _hooked(norm) and layer not in shared
-    ]
-    if any(turned):
-        block.__class__ = CLASSES[type(block)]
+    turned = False
+    for number in (1, 2, 3):  # a BasicBlock has two
+        layer, norm = (getattr(block, f"{kind}{number}", None) for kind in ("conv", "bn"))
+        folded = type(norm) is nn.Identity and not _hooked(norm)
+        if type(layer) is Factored and folded and layer not in shared:
+            turned |= _turn(layer, "relu")
+    if turned:
+        block.__class__ = BLOCKS[type(block)]
 
 
 def _turn(layer: nn.Module, activation: str) -> bool:
@@ -225,24 +162,11 @@ def is_pooling(module: nn.Module) -> bool:
     """Whether it takes the largest of every 2 x 2."""
     if type(module) is not nn.MaxPool2d or _hooked(module) or module.ceil_mode or module.return_indices:
         return False
-
-    def both(value: Any) -> tuple[int, int]:
-        return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
-
-    sizes = [both(value) for value in (module.kernel_size, module.stride, module.padding, module.dilation)]
-    return sizes == [(2, 2), (2, 2), (0, 0), (1, 1)]
-
-
-def _in_place_of(module: nn.Module) -> nn.Module:
-    return Absorbed().train(module.training)
+    sizes = (module.kernel_size, module.stride, module.padding, module.dilation)
+    return [_pair(size) for size in sizes] == [(2, 2), (2, 2), (0, 0), (1, 1)]
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether someone looks at what goes in or comes out, which fusing would change."""
-    stores = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return any(stores) or isinstance(getattr(module, "parametrizations", None), torch.nn.ModuleDict)
+    """Whether someone sees or changes what goes in or comes out, which fusing would change."""
+    parametrized = isinstance(getattr(module, "parametrizations", None), nn.ModuleDict)
+    return parametrized or has_hooks(module) or bool(module._forward_pre_hooks)

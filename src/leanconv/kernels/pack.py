@@ -16,11 +16,11 @@ from leanconv.kernels.fused_stage import PACKED, Stage, precision, up
 
 @dataclass(frozen=True)
 class Matrix:
-    """Filters as a matrix of inputs x filters, padded with zeros. float32 is kept the other way round: matrix units
-    read half precision either way, float32 only along the inputs."""
+    """Filters as a matrix of inputs x filters, padded with zeros. float32 is transposed in memory: matrix units read
+    half precision either way, float32 only along the inputs."""
 
     values: Tensor
-    rows: int  # a tap
+    rows: int  # of each tap
 
     @property
     def strides(self) -> tuple[int, int]:
@@ -29,32 +29,30 @@ class Matrix:
 
 
 T = TypeVar("T")
-# tensor -> {what was made of it: (the tensor's version, where it lay, the thing itself)}
-_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+# tensor -> {key: (version and address of the tensor, what was made of it)}
+_made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _once(tensor: Tensor, key: object, make: Callable[[], T]) -> T:
     """What ``make`` makes of ``tensor``, made again only when the tensor has changed."""
-    if tensor.is_inference():  # whose changes cannot be seen
+    if tensor.is_inference():  # changes of it cannot be seen
         return make()
-    forms = _kept.setdefault(tensor, {})
-    now = (tensor._version, tensor.data_ptr())
-    found: tuple[int, int, T] | None = forms.get(key)
-    if found is not None and found[:2] == now:
-        return found[2]
-    # What is made in inference mode could not be told from what has changed, if more is made of it.
+    state = (tensor._version, tensor.data_ptr())
+    made = _made.setdefault(tensor, {})
+    old: tuple[tuple[int, int], T] | None = made.get(key)
+    if old is not None and old[0] == state:
+        return old[1]
+    # Not in inference mode: of a tensor made there nothing more could be made once and kept.
     with torch.inference_mode(False), torch.no_grad():
-        made = make()
-        if found is not None:
-            made = _into(found[2], made)
-    # Memory that belongs to a graph being recorded is not to be kept beyond it.
+        new = make() if old is None else _into(old[1], make())
+    # Memory that belongs to a graph being recorded must not be kept beyond it.
     if not (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
-        forms[key] = (*now, made)
-    return made
+        made[key] = (state, new)
+    return new
 
 
 def _into(old: Any, new: Any) -> Any:
-    """``new`` where ``old`` lies, if it fits: a graph recorded with the old follows."""
+    """``new`` in the memory of ``old``, if it fits: a graph recorded with the old follows."""
     if isinstance(new, Matrix):
         return Matrix(_into(old.values, new.values), new.rows)
     fits = (old.shape, old.stride(), old.dtype, old.device) == (new.shape, new.stride(), new.dtype, new.device)
@@ -62,8 +60,8 @@ def _into(old: Any, new: Any) -> Any:
 
 
 def forget(weight: Tensor) -> None:
-    """What was made of ``weight``."""
-    _kept.pop(weight, None)
+    """Drop what was made of ``weight``."""
+    _made.pop(weight, None)
 
 
 def packed(weight: Tensor, *, flat: bool, columns: int) -> Matrix:
@@ -73,14 +71,14 @@ def packed(weight: Tensor, *, flat: bool, columns: int) -> Matrix:
 
 
 def padded_bias(bias: Tensor, stage: Stage) -> Tensor:
-    """``bias``, long enough for every column that is computed."""
+    """``bias`` with zeros, long enough for every column that is computed."""
     length = up(max(stage.outputs, stage.columns), PACKED)
     return _once(bias, length, lambda: F.pad(bias.detach(), (0, length - len(bias))))
 
 
 def aligned(first: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
-    """Two convolutions in a row with zeros between them up to 16 channels: positions of the map between them then begin
-    where it can be read in large pieces."""
+    """The weights of two convolutions in a row, the channels between them padded with zeros to a multiple of 16: a GPU
+    then reads the map between them in large pieces."""
     filters = first.shape[0]
     more = up(filters, 16) - filters
     if more == 0:
@@ -103,7 +101,7 @@ def _matrix(weight: Tensor, flat: bool, columns: int) -> Matrix:
 
 
 def to_tf32(values: Tensor) -> Tensor:
-    """float32 rounded to the ten bits matrix units keep, which else cut the rest off; where they are allowed to."""
+    """Where TF32 is allowed, float32 rounded to the ten bits that matrix units keep: they would cut the rest off."""
     if precision(values.dtype) != "tf32" or not values.is_cuda:
         return values
     return ((values.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)

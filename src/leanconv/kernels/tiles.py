@@ -10,6 +10,10 @@ matrix units take powers of two, and one power of two for all would waste up to 
 Rows of a tile, by POOL: 0 positions one after the other; 1 the four positions of a 2 x 2 pooling window are adjacent
 rows; 2 the tile is two lines of the map, and a window is two columns of both.
 
+Names of constants: C channels, D filters that are written, CP rows of the packed filters a tap; SK and SN their strides
+along inputs and filters (SK2 and SN2: of the second factor); KH, SH, PH, DH kernel, stride, padding and dilation down,
+KW, SW, PW, DW across.
+
 The compiler is told the number of steps (KNOWN) only where it makes no difference to what comes out. Where it takes a
 short loop apart, Triton 3.6 lets several products, or one and those of the second factor, read past shared memory, or
 leaves them out. Many steps are never taken apart, and a single step of one product with none behind it, the first layer
@@ -41,33 +45,25 @@ def activate(x, ACTIVATION: tl.constexpr):
 def finish(
     acc,  # BLOCK_M x columns, float32
     row,  # where in the output each row (each window, if pooled) goes
-    inside,  # which of them are this program's to write
-    column,
-    bias,
-    addend,
-    out,
-    D: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_ADDEND: tl.constexpr,
-    POOL: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Bias, addend, activation, pooling, and the only place that writes."""
+    inside,  # which of them this program writes
+    column, bias, addend, out,
+    D: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ADDEND: tl.constexpr, POOL: tl.constexpr,
+    BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Bias, addend, activation and pooling; nothing else writes the output."""
     if HAS_BIAS:
         acc += tl.load(bias + column).to(tl.float32)[None, :]  # padded: no mask
-    place = row.to(tl.int64)[:, None] * D + column[None, :]
+    offset = row.to(tl.int64)[:, None] * D + column[None, :]
     mask = inside[:, None] & (column < D)[None, :]
     if HAS_ADDEND:
-        acc += tl.load(addend + place, mask=mask, other=0.0).to(tl.float32)
+        acc += tl.load(addend + offset, mask=mask, other=0.0).to(tl.float32)
     acc = activate(acc, ACTIVATION)
     if POOL == 1:
         acc = tl.max(tl.reshape(acc, (BLOCK_M // 4, 4, COLUMNS)), axis=1)
     elif POOL == 2:
         acc = tl.max(tl.reshape(acc, (2, BLOCK_M // 2, COLUMNS)), axis=0)
         acc = tl.max(tl.reshape(acc, (BLOCK_M // 4, 2, COLUMNS)), axis=1)
-    tl.store(out + place, acc.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + offset, acc.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -91,6 +87,18 @@ def locate(row, out_height, out_width, POOL: tl.constexpr):
 
 
 @triton.jit
+def output_rows(tile, positions, POOL: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Where the rows of a tile, or its windows if it is pooled, go in the output, and which of them exist."""
+    if POOL == 1:
+        row = tile * (BLOCK_M // 4) + tl.arange(0, BLOCK_M // 4)
+        inside = row * 4 < positions
+    else:
+        row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        inside = row < positions
+    return row, inside
+
+
+@triton.jit
 def multiply(a, w, k, first, acc, SK: tl.constexpr, SN: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr):
     """acc + a (positions x k) times rows ``k``, columns ``first`` .. ``first + N`` of the packed filters."""
     b = tl.load(w + k[:, None] * SK + (first + tl.arange(0, N))[None, :] * SN)
@@ -99,39 +107,15 @@ def multiply(a, w, k, first, acc, SK: tl.constexpr, SN: tl.constexpr, N: tl.cons
 
 @triton.jit
 def correlate(
-    x,
-    w,
-    row,
-    positions,
-    height,
-    width,
-    out_height,
-    out_width,
+    x, w, row, positions, height, width, out_height, out_width,
     column,  # the first filter
-    first_step,
-    last_step,
-    C: tl.constexpr,
-    CP: tl.constexpr,  # rows of ``w`` a tap
-    SK: tl.constexpr,
-    SN: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    DH: tl.constexpr,
-    DW: tl.constexpr,
-    N0: tl.constexpr,
-    N1: tl.constexpr,
-    N2: tl.constexpr,
-    N3: tl.constexpr,
-    FLAT: tl.constexpr,
-    POOL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    first_step, last_step,
+    C: tl.constexpr, CP: tl.constexpr, SK: tl.constexpr, SN: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr,
+    FLAT: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Steps ``first_step`` .. ``last_step`` of the first product. A step is a block of channels of one tap; FLAT, for
     maps of few channels, it is a block of all (tap, channel) pairs in a row."""
     image, line, at = locate(row, out_height, out_width, POOL)
@@ -187,33 +171,12 @@ def rounded(t, like, PRECISION: tl.constexpr):
 
 @triton.jit
 def expand(
-    t0,
-    t1,
-    t2,
-    t3,
-    row,
-    inside,
-    w2,
-    bias,
-    addend,
-    out,
-    first,
-    last,
-    D: tl.constexpr,
-    SK2: tl.constexpr,
-    SN2: tl.constexpr,
-    N0: tl.constexpr,
-    N1: tl.constexpr,
-    N2: tl.constexpr,
-    N3: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_ADDEND: tl.constexpr,
-    POOL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    t0, t1, t2, t3, row, inside, w2, bias, addend, out, first, last,
+    D: tl.constexpr, SK2: tl.constexpr, SN2: tl.constexpr,
+    N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr,
+    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ADDEND: tl.constexpr, POOL: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """The second product, T (BLOCK_M x d') times d' x d, for the blocks ``first`` .. ``last`` of the d filters."""
     for block in range(first, last):
         at = block * BLOCK_N
@@ -225,20 +188,7 @@ def expand(
             acc = multiply(t2, w2, N0 + N1 + tl.arange(0, N2), at, acc, SK2, SN2, BLOCK_N, PRECISION)
         if N3 > 0:
             acc = multiply(t3, w2, N0 + N1 + N2 + tl.arange(0, N3), at, acc, SK2, SN2, BLOCK_N, PRECISION)
-        column = at + tl.arange(0, BLOCK_N)
         finish(
-            acc,
-            row,
-            inside,
-            column,
-            bias,
-            addend,
-            out,
-            D,
-            ACTIVATION,
-            HAS_BIAS,
-            HAS_ADDEND,
-            POOL,
-            BLOCK_M,
-            BLOCK_N,
-        )
+            acc, row, inside, at + tl.arange(0, BLOCK_N), bias, addend, out,
+            D, ACTIVATION, HAS_BIAS, HAS_ADDEND, POOL, BLOCK_M, BLOCK_N,
+        )  # fmt: skip

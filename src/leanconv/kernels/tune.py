@@ -1,8 +1,8 @@
-"""Which way of computing a stage is the fastest here: measured once, and kept in a file.
+"""Which plan for a stage is the fastest here: measured once, and kept in a file.
 
-The file is ``kernels.json`` in ``$LEANCONV_CACHE``, or else in ``leanconv`` in the user's cache folder. What was
-measured with another GPU, torch, Triton or leanconv kernel is not used. ``LEANCONV_TUNE=0`` measures nothing and takes
-the likeliest way, which starts sooner.
+The file is ``kernels.json`` in ``$LEANCONV_CACHE``, or else in ``leanconv`` in the user's cache folder. Times measured
+with another GPU, torch, Triton or version of the kernels are not used. ``LEANCONV_TUNE=0`` measures nothing and takes
+the likeliest plan, which starts sooner.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from leanconv.errors import warn
 from leanconv.kernels.fused_stage import EAGER, Plan, Stage, plans, precision
 from leanconv.system.atomic_files import write_whole
 
-# How far a way may be from torch's own operations: roundings in another order, not another answer.
+# Largest relative difference from torch's own operations: roundings in another order, not another answer.
 CLOSE = {"tf32": 5e-3, "tf32x3": 2e-5, "bfloat16": 3e-2, "float16": 5e-3}
-# Seconds spent on timing one way, compiling aside, and calls recorded together.
+# Seconds spent on timing one plan, without compiling, and calls recorded together.
 SPENT = 0.02
 TOGETHER = 10
 
@@ -38,37 +38,37 @@ _chosen: dict[str, Plan] = {}
 
 
 def choose(stage: Stage, device: torch.device, attempt: Attempt) -> Plan:
-    """The fastest plan for ``stage``; ``attempt`` computes it by a given one."""
+    """The fastest plan for ``stage``; ``attempt`` computes the stage by a plan."""
     key = f"{_machine(device)} | {stage.words}"
-    found = _chosen.get(key) or _read().get(key)
-    if found is None:
+    plan = _chosen.get(key) or _read().get(key)
+    if plan is None:
         likely = plans(stage, torch.cuda.get_device_properties(device).multi_processor_count)
         if os.environ.get("LEANCONV_TUNE") == "0":
-            found = likeliest(likely, attempt)
+            plan = likeliest(likely, attempt)
         elif torch.cuda.is_current_stream_capturing():
             return likeliest(likely, attempt)  # nothing can be timed while it is being recorded; a later call can
         else:
             with torch.inference_mode():
-                found = fastest(stage, likely, attempt, gpu_seconds)
-            if found is None:
+                plan = fastest(stage, likely, attempt, gpu_seconds)
+            if plan is None:
                 return EAGER
-            _write(key, found)
-    _chosen[key] = found
-    return found
+            _write(key, plan)
+    _chosen[key] = plan
+    return plan
 
 
 def fastest(
     stage: Stage, likely: list[Plan], attempt: Attempt, seconds: Callable[[Callable[[], Any]], float]
 ) -> Plan | None:
-    """The one of ``likely`` that takes the fewest ``seconds``. One that fails, or answers otherwise than torch's own
-    operations, is out; None if all are."""
-    wanted = attempt(EAGER).double()
-    scale = float(wanted.norm())
+    """The plan of ``likely`` that takes the fewest ``seconds``. Plans that fail, or answer otherwise than torch's own
+    operations, are left out; None if all are."""
+    expected = attempt(EAGER).double()
+    scale = float(expected.norm())
     kind = precision(stage.dtype) if stage.dtype == torch.float32 else str(stage.dtype).removeprefix("torch.")
     times: dict[Plan, float] = {}
     for plan in likely:
         try:
-            off = float((attempt(plan).double() - wanted).norm())
+            off = float((attempt(plan).double() - expected).norm())
         except Exception:  # too much shared memory, too many registers: compilers say so in classes of their own
             continue
         if not off <= CLOSE[kind] * scale and scale > 0:
@@ -91,8 +91,8 @@ def likeliest(likely: list[Plan], attempt: Attempt) -> Plan:
 
 
 def gpu_seconds(call: Callable[[], Any]) -> float:
-    """The median time of a call on the GPU. Calls are recorded in a graph: launching a short one takes longer than it
-    does, and would be what is measured."""
+    """The median time of a call on the GPU. Calls are recorded in a graph: launching a short one takes longer than
+    running it, and would be measured instead."""
     graph = torch.cuda.CUDAGraph()
     # Other threads may go on using the GPU.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -114,9 +114,8 @@ def gpu_seconds(call: Callable[[], Any]) -> float:
 
 @functools.cache
 def _machine(device: torch.device) -> str:
-    folder = Path(__file__).parent
-    files = ("tiles.py", "fused.py", "shifted.py", "launch.py", "pack.py", "stage.py")
-    code = hashlib.sha256(b"".join((folder / name).read_bytes() for name in files))
+    """What a time depends on beside the stage: the GPU, the libraries, the code in this folder."""
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))))
     triton = importlib.import_module("triton").__version__
     return f"{torch.cuda.get_device_name(device)} torch {torch.__version__} triton {triton} {code.hexdigest()[:12]}"
 
@@ -131,16 +130,14 @@ def cache_file() -> Path:
 def _read() -> dict[str, Plan]:
     """The choices in the file; none if it is missing or damaged, for they can be measured again."""
     try:
-        data = json.loads(cache_file().read_text())
-        return {key: Plan(**plan) for key, plan in data.items()}
+        return {key: Plan(**plan) for key, plan in json.loads(cache_file().read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError, RuntimeError):
         return {}
 
 
 def _write(key: str, plan: Plan) -> None:
     # Read again: another process may have added to it.
-    everything = {**_read(), key: plan}
-    path = cache_file()
+    choices = {name: asdict(choice) for name, choice in {**_read(), key: plan}.items()}
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({name: asdict(one) for name, one in everything.items()}, indent=1) + "\n")
+        cache_file().parent.mkdir(parents=True, exist_ok=True)
+        write_whole(cache_file(), json.dumps(choices, indent=1) + "\n")

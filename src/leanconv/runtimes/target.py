@@ -11,7 +11,7 @@ from leanconv.errors import LeanconvError, listing, unknown_name, whole
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What ``ranks="latency"`` times: one call of the whole network, and single layers at the sizes they have in it.
+    """Where and how ``ranks="latency"`` times the network and its layers.
 
     Attributes:
         runtime: ``"torch"`` (operation by operation), ``"onnxruntime"`` or ``"openvino"``: each that is ``timeable`` in
@@ -47,19 +47,18 @@ class Target:
         object.__setattr__(self, "batch", whole("batch", self.batch, 1))
 
     @classmethod
-    def check(cls, given: Any) -> Target:
-        """``given`` as it is, the usual for None, or from a mapping of the same names."""
-        if given is None:
-            return cls()
-        if isinstance(given, cls):
-            return given
+    def check(cls, value: Any) -> Target:
+        """``value`` as it is, the default for None, or one made from a mapping of the same names."""
+        if isinstance(value, cls):
+            return value
+        settings = {} if value is None else value
+        if not isinstance(settings, Mapping):
+            raise LeanconvError(f"target is a {type(value).__name__}; give leanconv.Target(runtime=..., threads=...).")
         known = tuple(cls.__dataclass_fields__)
-        if not isinstance(given, Mapping):
-            raise LeanconvError(f"target is a {type(given).__name__}; give leanconv.Target(runtime=..., threads=...).")
-        for name in given:
+        for name in settings:
             if name not in known:
                 raise unknown_name(str(name), known, what="setting", where="target")
-        return cls(**given)
+        return cls(**settings)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -11,7 +11,7 @@ from leanconv.network import activations
 from leanconv.network.layers.kinds import REPLACEABLE, kind_of
 from leanconv.runtimes.libraries import load
 from leanconv.runtimes.runners import RUNTIMES, Conditions
-from leanconv.runtimes.runners.base import OnnxRunner
+from leanconv.runtimes.runners.onnx import OnnxRunner
 
 OPSET, IR = 18, 9
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -47,46 +48,42 @@ def bench(
     """
     _check(networks, runtimes, dtype, seconds, layers)
     sizes = [whole("batch", batch, 1) for batch in dict.fromkeys(batches)]
-    place = parse_device(device)
+    device = parse_device(device)
     if threads is not None:
         whole("threads", threads, 1)
-    asked = list(dict.fromkeys(runtimes))
-    with untouched_rng(0), threads_set(threads) as count:
-        conditions = Conditions(device=place, threads=count, dtype=dtype, channels_last=channels_last)
-        for name in asked:
-            for network in networks.values():
-                RUNTIMES[name].refuse(network, conditions)
-        about = machine(place, count)
-        macs = _macs(networks, shape)
-        measurements = []
-        with reporter(progress).stage("timing", len(asked) * len(sizes)) as stage:
-            for name in asked:
-                for batch in sizes:
-                    stage.label(f"{name}, batch {batch}")
-                    measurements.append(
-                        _measured(RUNTIMES[name], networks, _example(networks, batch, shape), conditions, seconds)
-                    )
-                    stage.advance()
-        by_layer: dict[int, list[LayerTime]] = {}
-        if layers:
-            for batch in sizes:
-                example = _example(networks, batch, shape)
-                by_layer[batch] = _layers(networks, example, conditions, seconds, progress)
+    names = list(dict.fromkeys(runtimes))
     detector = kind_of(next(iter(networks.values()))) is not None
+    with untouched_rng(0), threads_set(threads) as count:
+        conditions = Conditions(device=device, threads=count, dtype=dtype, channels_last=channels_last)
+        for name, network in itertools.product(names, networks.values()):
+            RUNTIMES[name].refuse(network, conditions)
+        facts = machine(device, count)
+        macs = _macs(networks, _example(shape, 1, detector))
+        measurements = []
+        with reporter(progress).stage("timing", len(names) * len(sizes)) as stage:
+            for name, batch in itertools.product(names, sizes):
+                stage.label(f"{name}, batch {batch}")
+                example = _example(shape, batch, detector)
+                measurements.append(_measured(RUNTIMES[name], networks, example, conditions, seconds))
+                stage.advance()
+        by_layer: dict[int, list[LayerTime]] = {}
+        for batch in sizes if layers else []:
+            example = _example(shape, batch, detector)
+            by_layer[batch] = _layers(networks, example, conditions, seconds, progress)
     return Bench(
         networks=tuple(networks),
-        machine=about,
+        machine=facts,
         conditions={
-            "device": str(place),
-            "runtimes": asked,
+            "device": str(device),
+            "runtimes": names,
             "dtype": dtype,
             "channels_last": channels_last,
             "seconds": seconds,
-            "input": ("lists of " if detector else "") + "images of " + " x ".join(str(side) for side in shape),
+            "input": ("lists of " if detector else "") + "images of " + " x ".join(map(str, shape)),
         },
         measurements=measurements,
         macs=macs,
-        memory_kind=MEMORY["cuda" if place.type == "cuda" else "cpu"],
+        memory_kind=MEMORY["cuda" if device.type == "cuda" else "cpu"],
         layers=by_layer,
         notes=tuple(notes),
     )
@@ -115,15 +112,14 @@ def _check(
         )
 
 
-def _example(networks: Mapping[str, nn.Module], batch: int, shape: tuple[int, int, int]) -> Any:
-    """A batch of noise, float32 on the CPU; for a detector a list of images from 0 to 1."""
+def _example(shape: tuple[int, int, int], batch: int, detector: bool) -> Any:
+    """A batch of noise from 0 to 1, float32 on the CPU; for a detector a list of images."""
     noise = torch.rand((batch, *shape), generator=torch.Generator().manual_seed(0))
-    return list(noise) if kind_of(next(iter(networks.values()))) is not None else noise
+    return list(noise) if detector else noise
 
 
-def _macs(networks: Mapping[str, nn.Module], shape: tuple[int, int, int]) -> dict[str, int] | None:
+def _macs(networks: Mapping[str, nn.Module], image: Any) -> dict[str, int] | None:
     """Of one image, also to see that the networks take it at all; None for detectors, where it depends on the boxes."""
-    image = _example(networks, 1, shape)
     macs = {}
     for name, network in networks.items():
         plain = copied(network, share=True).eval()
@@ -147,7 +143,14 @@ def _measured(
 ) -> Measurement:
     calls = {name: runner.prepare(network, example, conditions) for name, network in networks.items()}
     rounds = interleaved(calls, seconds=seconds, finish=_finish(conditions.device))
-    memory = {name: _memory(runner, network, example, calls[name], conditions) for name, network in networks.items()}
+    # None where torch does not see the memory: in other libraries, in recorded graphs, in compiled code on a CPU.
+    memory: dict[str, int | None] = dict.fromkeys(networks)
+    if runner.shows_memory(conditions.device):
+        # Where a GPU's allocator counts, only the sizes of the weights matter: no second copy on the GPU.
+        host = replace(conditions, device=torch.device("cpu"))
+        for name, network in networks.items():
+            plain, images = placed_model(network, host), placed_input(example, host)
+            memory[name] = peak_bytes(plain, images, calls[name], conditions.device)
     runner.clear()
     first, *rest = rounds.times.values()
     return Measurement(
@@ -161,33 +164,14 @@ def _measured(
     )
 
 
-def _memory(
-    runner: Runner, network: nn.Module, example: Any, call: Callable[[], Any], conditions: Conditions
-) -> int | None:
-    """None where torch does not see it: in other libraries, in recorded graphs, in compiled code on a CPU."""
-    if not runner.shows_memory(conditions.device):
-        return None
-    # Where a GPU's allocator counts, only the sizes of the weights matter: no second copy on the GPU.
-    host = replace(conditions, device=torch.device("cpu"))
-    return peak_bytes(placed_model(network, host), placed_input(example, host), call, conditions.device)
-
-
 def _layers(
     networks: Mapping[str, nn.Module], example: Tensor, conditions: Conditions, seconds: float, progress: bool
 ) -> list[LayerTime]:
     original, accelerated = (placed_model(network, conditions) for network in networks.values())
+    images, finish = placed_input(example, conditions), _finish(conditions.device)
     with reporter(progress).stage("timing layers", len(replaced(original, accelerated))) as stage:
-        return layer_times(
-            original,
-            accelerated,
-            placed_input(example, conditions),
-            seconds=seconds,
-            finish=_finish(conditions.device),
-            step=stage.advance,
-        )
+        return layer_times(original, accelerated, images, seconds=seconds, finish=finish, step=stage.advance)
 
 
 def _finish(device: torch.device) -> Callable[[], None]:
-    if device.type != "cuda":
-        return lambda: None
-    return lambda: torch.cuda.synchronize(device)
+    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)

@@ -1,8 +1,8 @@
-"""Time of every replaced layer, before and after: where fewer multiply-accumulates saved time and where they did not.
+"""Time of every replaced layer, before and after.
 
 Each layer is run alone, on an input of the size and layout it had in its network. Timers inside a running network would
-have to stop a GPU before and after every layer, and could not run the old and the new layer in turns. Run in turns,
-both are slowed down alike by other work on the machine. The caches are warmer than in the network.
+have to stop a GPU before and after every layer, and could not run the old and the new layer in turns: in turns, other
+work on the machine slows both down alike. The caches are warmer than in the network.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from leanconv.network.layers.kinds import LAYERS
 from leanconv.network.layers.modules import Factored
 from leanconv.network.recognise import BATCH_NORMS
+from leanconv.network.sites import Survey
 from leanconv.network.survey import survey
 from leanconv.runtimes.bench.measure import Ratio, Timing, interleaved, paired_ratio, timing
 
@@ -64,9 +65,9 @@ def layer_times(
     """Times of every layer that differs, in the order they run; ``seconds`` are for all together. Both networks are in
     eval mode, on the device of ``example``. A folded batch norm is timed with the old layer."""
     names = replaced(original, accelerated)
-    norms = {site.name: site.batch_norm for site in survey(original, example[:1], layers="all").sites}
-    old_macs, new_macs = (_macs(network, example[:1], names) for network in (original, accelerated))
+    old, new = (survey(network, example[:1], layers="all") for network in (original, accelerated))
     old_inputs, new_inputs = (_inputs(network, example, names) for network in (original, accelerated))
+    norms = {site.name: site.batch_norm for site in old.sites}
     layers = []
     for name in (name for name in old_inputs if new_inputs.get(name)):
         norm = norms.get(name)
@@ -81,8 +82,8 @@ def layer_times(
         layers.append(
             LayerTime(
                 name=name,
-                macs_before=old_macs[name],
-                macs_after=new_macs[name],
+                macs_before=_macs(old, name),
+                macs_after=_macs(new, name),
                 before=timing(times["before"]),
                 after=timing(times["after"]),
                 ratio=paired_ratio(times["before"], times["after"]),
@@ -95,20 +96,18 @@ def layer_times(
 def replaced(original: nn.Module, accelerated: nn.Module) -> list[str]:
     """Paths of layers that are factors, or of another shape, in ``accelerated``."""
     others = dict(accelerated.named_modules())
-    names = []
-    for name, module in original.named_modules():
-        other = others.get(name)
+
+    def differs(module: nn.Module, other: nn.Module | None) -> bool:
         if not isinstance(module, LAYERS):
-            continue
-        if isinstance(other, Factored) or (isinstance(other, LAYERS) and other.weight.shape != module.weight.shape):
-            names.append(name)
-    return names
+            return False
+        return isinstance(other, Factored) or (isinstance(other, LAYERS) and other.weight.shape != module.weight.shape)
+
+    return [name for name, module in original.named_modules() if differs(module, others.get(name))]
 
 
-def _macs(network: nn.Module, image: Tensor, names: list[str]) -> dict[str, int]:
-    """Of each named layer with all layers inside it."""
-    layers = survey(network, image, layers="all").layers
-    return {name: sum(layer.macs for layer in layers if f"{layer.name}.".startswith(f"{name}.")) for name in names}
+def _macs(network: Survey, name: str) -> int:
+    """Of a layer with all layers inside it."""
+    return sum(layer.macs for layer in network.layers if f"{layer.name}.".startswith(f"{name}."))
 
 
 # Size, strides, dtype and device of an input. Its values do not matter for time, and could fill the memory.

@@ -84,15 +84,14 @@ def interleaved(
     seconds: float,
     finish: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
-    seed: int = 0,
 ) -> Rounds:
     """Call all of ``callables`` once a round, in a new random order every round, for about ``seconds``.
 
-    So other work on the machine slows all of them down alike, and none always runs on the caches of the same other one.
+    Other work on the machine then slows all of them down alike, and none always finds the caches of the same other one.
     ``finish`` waits for work a call has started (on a GPU); it is called before and within every timing.
     """
     order = list(callables)
-    drawing = random.Random(seed)
+    drawing = random.Random(0)
 
     def one_round(times: dict[str, list[float]]) -> None:
         drawing.shuffle(order)
@@ -128,27 +127,27 @@ def settled(times: Sequence[float]) -> bool:
     return bool(last >= (1 - FALL) * before)
 
 
-def timing(times: Sequence[float], *, seed: int = 0) -> Timing:
-    """The statistics of one callable's times. The interval is a bootstrap: percentiles of the medians of resamples."""
+def timing(times: Sequence[float]) -> Timing:
+    """Statistics of one callable's times. The interval is a bootstrap: percentiles of the medians of resamples."""
     values = np.asarray(times, dtype=np.float64)
-    low, high = _middle(np.median(values[_draws(len(values), seed)], axis=1))
+    low, high = _middle(np.median(values[_draws(len(values))], axis=1))
     median = float(np.median(values))
     lower, upper = np.quantile(values, [0.25, 0.75])
     return Timing(median=median, low=low, high=high, spread=float((upper - lower) / median), rounds=len(values))
 
 
-def paired_ratio(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> Ratio:
+def paired_ratio(first: Sequence[float], second: Sequence[float]) -> Ratio:
     """Median of ``first`` over median of ``second``. The bootstrap draws both times of a round together, so that what
     slowed both down cancels."""
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    drawn = _draws(len(a), seed)
+    drawn = _draws(len(a))
     low, high = _middle(np.median(a[drawn], axis=1) / np.median(b[drawn], axis=1))
     return Ratio(float(np.median(a) / np.median(b)), low, high)
 
 
-def _draws(rounds: int, seed: int) -> Any:
+def _draws(rounds: int) -> Any:
     """RESAMPLES x rounds: which rounds each resample holds."""
-    return np.random.default_rng(seed).integers(rounds, size=(RESAMPLES, rounds))
+    return np.random.default_rng(0).integers(rounds, size=(RESAMPLES, rounds))
 
 
 def _middle(values: Any) -> tuple[float, float]:
@@ -194,18 +193,16 @@ class _Living(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        inputs = _storages((args, kwargs))
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                # A view or an in-place result lives in the memory of what it was made from.
-                if storage._cdata not in given and storage._cdata not in self._known:
-                    self._add(storage)
+        for key, storage in _storages(result).items():
+            # A view or an in-place result lives in the memory of what it was made from.
+            if key not in inputs and key not in self._known:
+                self._add(key, storage)
         return result
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+    def _add(self, key: int, storage: torch.UntypedStorage) -> None:
+        size = storage.nbytes()
         self._known.add(key)
         self.now += size
         self.peak = max(self.peak, self.now)
@@ -215,3 +212,8 @@ class _Living(TorchDispatchMode):
             self.now -= size
 
         weakref.finalize(storage, gone).atexit = False
+
+
+def _storages(tree: Any) -> dict[int, torch.UntypedStorage]:
+    storages = [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return {storage._cdata: storage for storage in storages}

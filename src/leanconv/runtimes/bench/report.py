@@ -29,11 +29,11 @@ class Measurement:
             "batch": self.batch,
             "networks": {
                 name: {
-                    **found.to_json(),
-                    "images_per_second": self.batch / found.median,
+                    **timing.to_json(),
+                    "images_per_second": self.batch / timing.median,
                     "peak_memory_bytes": self.memory[name],
                 }
-                for name, found in self.times.items()
+                for name, timing in self.times.items()
             },
             "ratio": None if self.ratio is None else vars(self.ratio),
             "warm_up_rounds": self.warm_up,
@@ -82,14 +82,14 @@ class Bench:
                 one.runtime,
                 name,
                 str(one.batch),
-                f"{1e3 * found.median:.2f}",
-                f"{1e3 * found.low:.2f} to {1e3 * found.high:.2f}",
-                _noise(found),
-                f"{one.batch / found.median:.1f}",
+                f"{1e3 * timing.median:.2f}",
+                f"{1e3 * timing.low:.2f} to {1e3 * timing.high:.2f}",
+                f"{100 * timing.spread:.1f}%{' noisy' if timing.noisy else ''}",
+                f"{one.batch / timing.median:.1f}",
                 "-" if one.memory[name] is None else f"{(one.memory[name] or 0) / 1e6:.1f}",
             ]
             for one in self.measurements
-            for name, found in one.times.items()
+            for name, timing in one.times.items()
         ]
         heads = ["runtime", "network", "batch", "ms", "95 % interval", "noise", "images/s", "peak MB"]
         lines = [table(heads, rows, left=2)]
@@ -98,8 +98,7 @@ class Bench:
             lines.append(f"multiply-accumulates, linear layers included: {self.macs_ratio:.2f}x fewer")
         for batch, layers in self.layers.items():
             if layers:
-                heading = f"layer by layer, torch, batch {batch}:"
-                lines += ["", heading, _layer_table(layers), _layer_sum(layers)]
+                lines += ["", f"layer by layer, torch, batch {batch}:", *_layer_lines(layers)]
             else:
                 lines.append("layer by layer: no layer of one stands in the other's place in another form")
         return "\n".join([*lines, "", *self._remarks()])
@@ -108,7 +107,7 @@ class Bench:
         lines = [_machine_line(self.machine, self.conditions)]
         if any(value is not None for one in self.measurements for value in one.memory.values()):
             lines.append(f"peak MB: {self.memory_kind}")
-        if any(found.noisy for one in self.measurements for found in one.times.values()):
+        if any(timing.noisy for one in self.measurements for timing in one.times.values()):
             lines.append(
                 f"noisy: the middle half of the times spans more than {NOISY:.0%} of the median; close what else is "
                 "running, or give more --seconds"
@@ -122,11 +121,8 @@ class Bench:
         return [*lines, *self.notes]
 
 
-def _noise(found: Timing) -> str:
-    return f"{100 * found.spread:.1f}%" + (" noisy" if found.noisy else "")
-
-
-def _layer_table(layers: list[LayerTime]) -> str:
+def _layer_lines(layers: list[LayerTime]) -> list[str]:
+    """A table of the layers, and their sum."""
     rows = [
         [
             layer.name,
@@ -141,29 +137,25 @@ def _layer_table(layers: list[LayerTime]) -> str:
         ]
         for layer in layers
     ]
-    return table(["layer", "MMACs", "after", "ratio", "ms", "after", "ratio", "95 % interval", "noise"], rows)
-
-
-def _layer_sum(layers: list[LayerTime]) -> str:
     macs = sum(layer.macs_before for layer in layers) / sum(layer.macs_after for layer in layers)
-    before, after = (
-        1e3 * sum(times) for times in zip(*((x.before.median, x.after.median) for x in layers), strict=True)
-    )
-    return (
+    before = 1e3 * sum(layer.before.median for layer in layers)
+    after = 1e3 * sum(layer.after.median for layer in layers)
+    return [
+        table(["layer", "MMACs", "after", "ratio", "ms", "after", "ratio", "95 % interval", "noise"], rows),
         f"all replaced layers: {macs:.2f}x fewer multiply-accumulates, {before / after:.2f}x less time "
-        f"({before:.2f} ms -> {after:.2f} ms)"
-    )
+        f"({before:.2f} ms -> {after:.2f} ms)",
+    ]
 
 
 def _machine_line(machine: dict[str, Any], conditions: dict[str, Any]) -> str:
-    parts = [machine["gpu"]] if machine["gpu"] else []
     threads = machine["threads"]
-    parts.append(f"{machine['cpu']}, {threads} thread{'' if threads == 1 else 's'} of {machine['cores']} cores")
-    if machine["load"] is not None:
-        parts.append(f"load {machine['load']:.1f} before")
-    parts.append(f"torch {machine['torch']}")
-    used = conditions["runtimes"]
-    libraries = dict.fromkeys(library for name in used for library in RUNTIMES[name].libraries)
-    parts += [f"{library} {machine[library]}" for library in libraries if library in machine]
-    parts.append(conditions["dtype"] + (", channels-last" if conditions["channels_last"] else ""))
-    return "; ".join([", ".join(parts[:-1]), f"{parts[-1]}, {conditions['input']}"])
+    libraries = dict.fromkeys(library for name in conditions["runtimes"] for library in RUNTIMES[name].libraries)
+    parts = [
+        machine["gpu"],
+        f"{machine['cpu']}, {threads} thread{'' if threads == 1 else 's'} of {machine['cores']} cores",
+        None if machine["load"] is None else f"load {machine['load']:.1f} before",
+        f"torch {machine['torch']}",
+        *(f"{library} {machine[library]}" for library in libraries if library in machine),
+    ]
+    layout = ", channels-last" if conditions["channels_last"] else ""
+    return f"{', '.join(filter(None, parts))}; {conditions['dtype']}{layout}, {conditions['input']}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError
 from leanconv.runtimes.export.program import prepared, quiet, traced
-from leanconv.runtimes.export.trial import Failed, error_text, tensors
+from leanconv.runtimes.export.trial import failing, tensors
 
 
 def prepare(model: nn.Module, example: Tensor, device: torch.device | None, check: bool) -> tuple[nn.Module, Tensor]:
@@ -28,15 +28,10 @@ def prepare(model: nn.Module, example: Tensor, device: torch.device | None, chec
 
 
 def write(
-    network: nn.Module, example: Tensor, free: dict[int, str], file: Path, tried: list[Tensor]
+    network: nn.Module, example: Tensor, free: dict[int, str], file: Path, inputs: list[Tensor]
 ) -> Callable[[Tensor], list[Tensor]]:
     program = traced(network, example, free)
-    try:
-        with quiet():
-            torch._inductor.aoti_compile_and_package(program, package_path=str(file))
-            compiled = torch._inductor.aoti_load_package(str(file))
-    except OSError:
-        raise
-    except Exception as error:
-        raise Failed(f"AOTInductor does not compile it ({error_text(error)})") from error
+    with failing("AOTInductor does not compile it", writes=True), quiet():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file))
+        compiled = torch._inductor.aoti_load_package(str(file))
     return lambda x: tensors(compiled(x))

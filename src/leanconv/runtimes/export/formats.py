@@ -14,7 +14,7 @@ from leanconv.system.atomic_files import check_absent, check_name, check_parent
 @dataclass(frozen=True, kw_only=True)
 class Exporter:
     """A format. The module of its name has ``prepare`` (the network and the example as the format takes them) and
-    ``write`` (a file of them, and what that file answers); see ``program.write_file``, which calls them."""
+    ``write`` (makes the file, and returns how to run it); ``program.export`` calls them."""
 
     name: str
     suffix: str
@@ -58,7 +58,7 @@ EXPORTERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A file, and what is known about it."""
+    """What ``export`` wrote."""
 
     path: Path
     format: str
@@ -83,15 +83,15 @@ class Written:
 def choose_exporter(
     path: str | Path, format: str | None, *, device: object = None, opset: int | None = None, prefix: str = ""
 ) -> Exporter:
-    """The exporter of ``format``. What it cannot do, and a place that cannot take a new file, is refused.
+    """The exporter of ``format``. Options it does not have, and a path where no new file can be, are refused.
 
-    ``prefix``: what stands before the names of arguments in messages, ``--`` on the command line.
+    ``prefix``: before the names of arguments in messages, ``--`` on the command line.
     """
     path = Path(path)
     if format is None:
-        format = next((name for name, one in EXPORTERS.items() if one.suffix == path.suffix), None)
+        format = next((name for name, exporter in EXPORTERS.items() if exporter.suffix == path.suffix), None)
         if format is None:
-            known = listing(f"{one.suffix} ({name})" for name, one in EXPORTERS.items())
+            known = listing(f"{exporter.suffix} ({name})" for name, exporter in EXPORTERS.items())
             raise LeanconvError(f"{str(path)!r} has none of the endings of exported files; use {known}.")
     if format not in EXPORTERS:
         raise unknown_name(format, EXPORTERS, what="format", where=f"{prefix}format")

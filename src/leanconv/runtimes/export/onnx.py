@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from leanconv.errors import LeanconvError, warn
 from leanconv.runtimes.export.program import prepared, quiet, traced
-from leanconv.runtimes.export.trial import Failed, error_text, tensors
+from leanconv.runtimes.export.trial import Failed, error_text, failing, tensors
 from leanconv.runtimes.libraries import load
 
-# A protobuf message cannot be larger than 2 GB; what is larger keeps its weights in a second file beside it.
+# A protobuf message is at most 2 GB: a larger network has its weights in a second file beside it.
 ONE_FILE = (1 << 31) - (1 << 26)
 
 
@@ -29,22 +29,20 @@ def prepare(model: nn.Module, example: Tensor, device: torch.device | None, chec
 
 
 def write(
-    network: nn.Module, example: Tensor, free: dict[int, str], file: Path, tried: list[Tensor], *, opset: int
+    network: nn.Module, example: Tensor, free: dict[int, str], file: Path, inputs: list[Tensor], *, opset: int
 ) -> Callable[[Tensor], list[Tensor]]:
-    onnx, runtime = load("onnx", "onnx"), load("onnxruntime", "onnx") if tried else None
+    onnx, runtime = load("onnx", "onnx"), load("onnxruntime", "onnx") if inputs else None
     _write(network, example, free, file, opset)
-    try:
+    with failing("onnx.checker refuses the file"):
         onnx.checker.check_model(str(file))
-    except Exception as error:
-        raise Failed(f"onnx.checker refuses the file ({error_text(error)})") from error
     header = onnx.load(str(file), load_external_data=False)
     actual = next(entry.version for entry in header.opset_import if entry.domain in ("", "ai.onnx"))
     if actual != opset:  # the exporter writes another one where it cannot translate
         raise LeanconvError(f"torch's exporter gives this network opset {actual}, not {opset}; ask for {actual}.")
-    return _session(runtime, file) if tried else lambda x: []
+    return _session(runtime, file) if inputs else lambda x: []
 
 
-def _write(network: nn.Module, example: Tensor, free: dict[int, str], path: Path, opset: int) -> None:
+def _write(network: nn.Module, example: Tensor, free: dict[int, str], file: Path, opset: int) -> None:
     program = traced(network, example, free)
     with torch.no_grad():
         outputs = len(tensors(network(example[:1])))
@@ -56,23 +54,21 @@ def _write(network: nn.Module, example: Tensor, free: dict[int, str], path: Path
         with quiet():
             made = torch.onnx.export(program, (), dynamo=True, opset_version=opset, verbose=False, **names)
             assert made is not None
-            made.save(str(path), external_data=size > ONE_FILE)
+            made.save(str(file), external_data=size > ONE_FILE)
     except OSError:
         raise
     except Exception as error:
         raise Failed(f"torch.onnx does not take it with these axes ({error_text(error.__cause__ or error)})") from error
 
 
-def _session(runtime: Any, path: Path) -> Any:
+def _session(runtime: Any, file: Path) -> Callable[[Tensor], list[Tensor]]:
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # its errors reach us as exceptions
-    try:
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise Failed(f"onnxruntime does not take the file ({error_text(error)})") from error
-    (given,) = session.get_inputs()
+    with failing("onnxruntime does not take the file"):
+        session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    (images,) = session.get_inputs()
 
     def answers(x: Tensor) -> list[Tensor]:
-        return [torch.as_tensor(found) for found in session.run(None, {given.name: x.contiguous().numpy()})]
+        return [torch.as_tensor(answer) for answer in session.run(None, {images.name: x.contiguous().numpy()})]
 
     return answers

@@ -1,4 +1,4 @@
-"""torch.export's ``.pt2``: tried in a Python process of its own, where leanconv cannot be imported."""
+"""torch.export's ``.pt2``, checked in another Python process, where leanconv cannot be imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from leanconv.runtimes.export.program import prepared, quiet, traced
-from leanconv.runtimes.export.trial import Failed, compare, error_text, tensors
+from leanconv.runtimes.export.trial import Failed, compare, failing, tensors
 
 # Python started with -I finds neither the user's files nor, with this, leanconv: what loads here loads in plain torch.
 ELSEWHERE = """
@@ -34,34 +34,28 @@ def prepare(model: nn.Module, example: Tensor, device: torch.device | None, chec
 
 
 def write(
-    network: nn.Module, example: Tensor, free: dict[int, str], file: Path, tried: list[Tensor]
+    network: nn.Module, example: Tensor, free: dict[int, str], file: Path, inputs: list[Tensor]
 ) -> Callable[[Tensor], list[Tensor]]:
     program = traced(network, example, free)
     module = program.module()
     # Compared here first: where axes turn out not to be free, another process need not find out.
-    compare(network, lambda x: tensors(module(x)), tried)
-    try:
-        with quiet():
-            torch.export.save(program, file)
-    except OSError:
-        raise
-    except Exception as error:
-        raise Failed(f"torch.export cannot save it ({error_text(error)})") from error
-    answers = iter(_elsewhere(file, tried) if tried else [])
+    compare(network, lambda x: tensors(module(x)), inputs)
+    with failing("torch.export cannot save it", writes=True), quiet():
+        torch.export.save(program, file)
+    answers = iter(_elsewhere(file, inputs) if inputs else [])
     return lambda x: next(answers)
 
 
-def _elsewhere(program: Path, tried: list[Tensor]) -> list[list[Tensor]]:
+def _elsewhere(program: Path, inputs: list[Tensor]) -> list[list[Tensor]]:
     """What the saved program answers in a process without leanconv."""
     with tempfile.TemporaryDirectory() as folder:
-        given, answers = Path(folder) / "inputs.pt", Path(folder) / "answers.pt"
-        torch.save(tried, given)
-        command = [sys.executable, "-I", "-W", "ignore", "-c", ELSEWHERE, str(program), str(given), str(answers)]
-        done = subprocess.run(
-            [*command, str(torch.get_num_threads())], capture_output=True, text=True, errors="replace", check=False
-        )
+        inputs_file, answers_file = Path(folder) / "inputs.pt", Path(folder) / "answers.pt"
+        torch.save(inputs, inputs_file)
+        arguments = map(str, (program, inputs_file, answers_file, torch.get_num_threads()))
+        command = [sys.executable, "-I", "-W", "ignore", "-c", ELSEWHERE, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise Failed(f"plain torch does not load or run the file ({last[:200].rstrip('.')})")
-        found: list[list[Tensor]] = torch.load(answers, weights_only=True)
-        return found
+        answers: list[list[Tensor]] = torch.load(answers_file, weights_only=True)
+        return answers

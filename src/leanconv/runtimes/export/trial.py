@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +22,28 @@ class Failed(Exception):
     """With these free axes the file cannot be written, or answers differently; with fewer it may be right."""
 
 
+@contextlib.contextmanager
+def failing(sentence: str, *, writes: bool = False) -> Iterator[None]:
+    """Any error inside the block becomes ``Failed`` with this sentence. In a block that ``writes``, an ``OSError`` is
+    about the disk and stays as it is."""
+    try:
+        yield
+    except Exception as error:
+        if writes and isinstance(error, OSError):
+            raise
+        raise Failed(f"{sentence} ({error_text(error)})") from error
+
+
 def trial_inputs(model: nn.Module, example: Tensor, free: dict[int, str]) -> list[Tensor]:
-    """``example``'s own shape; with a free batch two others; with free sizes also one of another height and width."""
-    shape = list(example.shape)
-    shapes = [[batch, *shape[1:]] for batch in BATCHES] if 0 in free else [shape]
+    """One of ``example``'s shape; with a free batch two of other batches; with free sizes also one of another height
+    and width."""
     generator = torch.Generator().manual_seed(0)
-    chosen = [_filled(example, size, generator) for size in shapes]
+    batches = BATCHES if 0 in free else (len(example),)
+    inputs = [_filled(example, [batch, *example.shape[1:]], generator) for batch in batches]
     sizes = [axis for axis in free if axis > 0]
     if sizes:
-        chosen.append(_of_another_size(model, example, sizes, generator))
-    return chosen
+        inputs.append(_of_another_size(model, example, sizes, generator))
+    return inputs
 
 
 @torch.no_grad()
@@ -61,20 +74,16 @@ def tensors(answer: object) -> list[Tensor]:
 
 
 @torch.no_grad()
-def compare(model: nn.Module, other: Callable[[Tensor], Sequence[Tensor]], tried: list[Tensor]) -> float:
+def compare(model: nn.Module, other: Callable[[Tensor], Sequence[Tensor]], inputs: list[Tensor]) -> float:
     """The largest difference of any answer, relative to its largest value; ``Failed`` where it is above ``CLOSE``."""
     largest = 0.0
-    for x in tried:
+    for x in inputs:
         shape = " x ".join(map(str, x.shape))
-        try:
+        with failing(f"the network itself fails on {shape}"):
             expected = tensors(model(x))
-        except Exception as error:
-            raise Failed(f"the network itself fails on {shape} ({error_text(error)})") from error
-        try:
+        with failing(f"the file fails on {shape}"):
             answers = other(x)
-        except Exception as error:
-            raise Failed(f"the file fails on {shape} ({error_text(error)})") from error
-        if [tuple(a.shape) for a in answers] != [tuple(a.shape) for a in expected]:
+        if [a.shape for a in answers] != [a.shape for a in expected]:
             raise Failed(f"the file's answers to {shape} have other shapes than the network's")
         for a, b in zip(answers, expected, strict=True):
             off = _difference(a, b)

@@ -1,10 +1,9 @@
-"""Runtimes: what can run a network. A new one is a file here and a line in ``RUNTIMES``."""
+"""Runtimes: what can run a network. A new one is a class here and an entry in ``RUNTIMES``."""
 
 from __future__ import annotations
 
 from leanconv.runtimes.runners.base import DTYPES, Conditions, Runner
-from leanconv.runtimes.runners.onnxruntime import OnnxRuntime
-from leanconv.runtimes.runners.openvino import OpenVino
+from leanconv.runtimes.runners.onnx import OnnxRuntime, OpenVino
 from leanconv.runtimes.runners.torch import Torch, TorchCompile, TorchCudaGraph, TorchKernels
 
 __all__ = ["DTYPES", "RUNTIMES", "Conditions", "Runner", "runtime_names"]

@@ -1,28 +1,23 @@
-"""What a runtime says about itself. Importing this imports neither torch nor a library: the command's help reads it."""
+"""What every runtime has. Importing this imports neither torch nor a library: the command's help reads it."""
 
 from __future__ import annotations
 
-import tempfile
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from leanconv.errors import LeanconvError
-from leanconv.runtimes.export.formats import EXPORTERS
-from leanconv.runtimes.libraries import load
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What every runtime is asked for. ``channels_last`` is torch's only; the others choose a layout themselves."""
+    """How a network is to run. ``channels_last`` is for torch only; other runtimes choose a layout themselves."""
 
     device: torch.device
     threads: int = 1
@@ -31,21 +26,13 @@ class Conditions:
 
 
 class Runner(Protocol):
-    """A runtime.
-
-    Attributes:
-        name: what users call it.
-        libraries: modules beside torch that it needs; their versions are recorded with every time.
-        extra: ``pip install 'leanconv[EXTRA]'`` installs them; None where nothing is needed.
-        timeable: whether ``ranks="latency"`` may choose ranks by its times.
-        device: where it runs if nobody says otherwise; None: where the model is.
-    """
+    """A runtime."""
 
     name: ClassVar[str]
-    libraries: ClassVar[tuple[str, ...]] = ()
-    extra: ClassVar[str | None] = None
-    timeable: ClassVar[bool] = False
-    device: ClassVar[str | None] = None
+    libraries: ClassVar[tuple[str, ...]] = ()  # modules beside torch; their versions are recorded with every time
+    extra: ClassVar[str | None] = None  # pip install 'leanconv[EXTRA]' installs them
+    timeable: ClassVar[bool] = False  # whether ranks="latency" may choose ranks by its times
+    device: ClassVar[str | None] = None  # where it runs by default; None: where the model is
 
     def refuse(self, model: nn.Module, conditions: Conditions) -> None:
         """Say in one sentence why it cannot run ``model`` here, before any time is spent."""
@@ -74,28 +61,3 @@ def refuse_detector(runtime: str, model: nn.Module) -> None:
         raise LeanconvError(
             f"{runtime} does not run detectors here, whose shapes depend on what they find; use torch or torch-compile."
         )
-
-
-class OnnxRunner(Runner):
-    """A runtime that reads ONNX files. It gets the network as a file of this one size: such runtimes plan their memory
-    and choose their kernels for it."""
-
-    timeable = True
-    device = "cpu"
-
-    def refuse(self, model: nn.Module, conditions: Conditions) -> None:
-        for needs in (self, EXPORTERS["onnx"]):
-            for library in needs.libraries:
-                load(library, needs.extra)
-        refuse_detector(self.name, model)
-
-    def prepare(self, model: nn.Module, example: Any, conditions: Conditions) -> Callable[[], Any]:
-        from leanconv.runtimes.export import export
-
-        with tempfile.TemporaryDirectory() as folder:
-            file = export(model, example, Path(folder) / "network.onnx", dynamic=False, check=False).path
-            return self.open_onnx(str(file), example, conditions)
-
-    @abstractmethod
-    def open_onnx(self, file: str | bytes, example: Tensor, conditions: Conditions) -> Callable[[], Any]:
-        """A call of an ONNX file, its path or its content, on ``example``."""

@@ -41,10 +41,10 @@ class TorchCompile(Torch):
     timeable = False
 
     def refuse(self, model: nn.Module, conditions: Conditions) -> None:
-        if conditions.device.type == "cuda":
-            if not _has_triton():
-                raise LeanconvError("torch-compile on a GPU needs Triton, which is not installed; pip install triton.")
-        elif _compiler() is None:
+        on_gpu = conditions.device.type == "cuda"
+        if on_gpu and not _has_triton():
+            raise LeanconvError("torch-compile on a GPU needs Triton, which is not installed; pip install triton.")
+        if not on_gpu and _compiler() is None:
             raise LeanconvError("torch-compile on a CPU needs a C++ compiler; install g++ or clang++.")
 
     def network(self, model: nn.Module, conditions: Conditions) -> Any:
@@ -58,7 +58,7 @@ class TorchCompile(Torch):
         try:
             call()
         except LeanconvError as error:
-            # Compiling fails in a dozen classes of its own; the network itself was seen to run before.
+            # Compiling fails in a dozen classes of its own; the network itself has run before.
             raise LeanconvError(f"torch-compile could not compile the network: {error}") from error
         return call
 
@@ -105,7 +105,7 @@ class TorchCudaGraph(Torch):
             with torch.cuda.graph(graph):
                 answer = call()
 
-        def replay(kept: Any = call) -> Any:  # a graph reads weights where they lie, and does not keep them
+        def replay(kept: Any = call) -> Any:  # a graph reads the weights of the network, and does not keep it alive
             graph.replay()
             return answer
 
@@ -125,8 +125,7 @@ class TorchKernels(Torch):
     def refuse(self, model: nn.Module, conditions: Conditions) -> None:
         from leanconv.kernels.availability import missing
 
-        why = missing(conditions.device)
-        if why is not None:
+        if (why := missing(conditions.device)) is not None:
             raise LeanconvError(f"torch-kernels cannot run here: {why}")
         refuse_detector(self.name, model)
 
@@ -156,24 +155,22 @@ def placed_model(model: nn.Module, conditions: Conditions) -> nn.Module:
     from leanconv.network.user_model import copied
 
     network = copied(model).eval().to(conditions.device, getattr(torch, conditions.dtype))
-    # Five-dimensional filters have a channels-last layout of their own, which this is not about.
-    flat = all(tensor.dim() != 5 for tensor in network.parameters())
-    return network.to(memory_format=torch.channels_last) if conditions.channels_last and flat else network
+    # Five-dimensional filters have a channels-last layout of their own, which ``channels_last`` does not mean.
+    last = conditions.channels_last and all(tensor.dim() != 5 for tensor in network.parameters())
+    return network.to(memory_format=torch.channels_last) if last else network
 
 
 def placed_input(example: Any, conditions: Conditions) -> Any:
     """``example``, a tensor or a detector's list of them, likewise."""
     import torch
-    from torch.utils._pytree import tree_map
+    from torch.utils._pytree import tree_map_only
 
-    def move(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        moved = value.to(conditions.device, getattr(torch, conditions.dtype))
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        moved = tensor.to(conditions.device, getattr(torch, conditions.dtype))
         last = conditions.channels_last and moved.dim() == 4
         return moved.contiguous(memory_format=torch.channels_last) if last else moved
 
-    return tree_map(move, example)
+    return tree_map_only(torch.Tensor, move, example)
 
 
 def call_of(network: Any, example: Any) -> Callable[[], Any]:
