@@ -10,7 +10,8 @@ import torch
 
 from benchmarks.detection import run as detection
 from benchmarks.detection import training as detection_training
-from leanconv import LeanconvError, models
+from benchmarks.detection.networks import faster_rcnn_vgg16
+from leanconv import LeanconvError
 from leanconv.images.detection_data import find_scenes
 from tests.support.detection_benchmark import given, small_detector
 from tests.support.networks import small_features
@@ -80,7 +81,7 @@ def test_train_writes_a_detector_that_loads(folder: Path, speedup: str, capsys: 
     assert known["classes"] == ["boat", "car"]
     data = detection_training.read(find_scenes(folder, split="val"), 64, "cpu")
     detection_training.detect(detector, data, "cpu")
-    plain = detection_training.backbone_macs(models.faster_rcnn_vgg16(3, features=small_features()), 64, "cpu")
+    plain = detection_training.backbone_macs(faster_rcnn_vgg16(3, features=small_features()), 64, "cpu")
     assert plain / about["macs"] == pytest.approx(float(speedup), rel=0.05)
 
 
