@@ -45,11 +45,11 @@ def test_large_pictures_are_scaled_with_their_boxes(folder: Path) -> None:
     scenes = find_scenes(folder, split="train")
     data = detection_training.read(scenes, 32, "cpu")
     assert data.sizes[:2].tolist() == [[24, 32], [32, 20]]
-    torch.testing.assert_close(data.boxes[0, 0], scenes[0].objects.boxes[0] / 2)
+    torch.testing.assert_close(data.boxes[0, 0], scenes[0].target["boxes"][0] / 2)
     pictures, sizes, boxes, _ = detection_training.scaled(*data.batch(torch.arange(6), torch.zeros(6) > 0), 16)
     assert pictures.shape == (6, 3, 16, 16)
     assert sizes[:2].tolist() == [[12, 16], [16, 10]]
-    torch.testing.assert_close(boxes[0, 0], scenes[0].objects.boxes[0] / 4)
+    torch.testing.assert_close(boxes[0, 0], scenes[0].target["boxes"][0] / 4)
 
 
 def test_training_makes_the_loss_fall(folder: Path) -> None:

@@ -79,8 +79,7 @@ def finetune(
     from leanconv.evaluation.class_names import class_indices_of_both
     from leanconv.evaluation.classification import class_count
     from leanconv.images import find_pictures
-    from leanconv.images.loading import spread
-    from leanconv.images.picture_set import PictureSet
+    from leanconv.images.loading import PictureSet, spread
     from leanconv.network.torchvision_detectors import kind_of
     from leanconv.storage.folder import check_new
     from leanconv.train.finetune import finetune as run
