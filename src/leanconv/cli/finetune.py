@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanconv.cli import common as given
-from leanconv.cli.json_output import print_json
+from leanconv.cli import common
 from leanconv.cli.options import with_options_of
 from leanconv.errors import LeanconvError, warn
 from leanconv.system.fields import number_in
@@ -26,12 +25,8 @@ Distill = Annotated[
     typer.Option(help="Train without labels, to answer as this network does: the original, named as MODEL elsewhere."),
 ]
 Validation = Annotated[str | None, typer.Option(help="Images to judge by. Default: a share --holdout of the data.")]
-ClassFile = Annotated[Path | None, typer.Option(help="JSON: {class name: index} or {class name: [index, ...]}.")]
 Augment = Annotated[
     str, typer.Option(help="Crops of at least this share of the picture, above 0 to 1, mirrored half the time; or off.")
-]
-Work = Annotated[
-    Path | None, typer.Option(help="Folder for the state of the run: started again, it goes on from there.")
 ]
 
 
@@ -39,25 +34,25 @@ Work = Annotated[
 def finetune(
     folder: Folder,
     data: Data,
-    out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
+    out: common.NewFolder,
     distill: Distill = None,
-    weights: given.Weights = None,
-    num_classes: given.Classes = None,
-    original: given.Original = None,
+    weights: common.Weights = None,
+    num_classes: common.Classes = None,
+    original: common.Original = None,
     validation: Validation = None,
-    classes: ClassFile = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many images, spread over all.")] = None,
+    classes: common.ClassFile = None,
+    limit: common.Limit = None,
     augment: Augment = "0.5",
-    workdir: Work = None,
-    size: given.Size = None,
-    resize: given.Resize = None,
-    channels: given.Channels = None,
-    mean: given.Mean = None,
-    std: given.Std = None,
-    workers: given.Workers = None,
-    device: given.Device = None,
-    as_json: given.Json = False,
-    quiet: given.Quiet = False,
+    workdir: common.Workdir = None,
+    size: common.Size = None,
+    resize: common.Resize = None,
+    channels: common.Channels = None,
+    mean: common.Mean = None,
+    std: common.Std = None,
+    workers: common.Workers = None,
+    device: common.Device = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
     **options: Any,
 ) -> None:
     """Train an accelerated network with labels, or without them from the original, and save the best of it.
@@ -78,27 +73,29 @@ def finetune(
     from leanconv.cli.networks import opened
     from leanconv.evaluation.class_names import class_indices_of_both
     from leanconv.evaluation.classification import class_count
-    from leanconv.images import find_pictures
-    from leanconv.images.loading import PictureSet, spread
+    from leanconv.images import find_pictures, held_out, spread
+    from leanconv.images.find import TRAINING
+    from leanconv.images.loading import PictureSet
     from leanconv.network.torchvision_detectors import kind_of
     from leanconv.storage.folder import check_new
     from leanconv.train.finetune import finetune as run
 
     check_new(out)
-    to_distill = {"weights": weights, "num-classes": num_classes, **{key: options[key] for key in ORIGINAL_ONLY}}
-    for name, value in to_distill.items():
-        if distill is None and value is not None:
-            raise LeanconvError(f"--{name} goes with --distill ORIGINAL, which is not given.")
+    if distill is None:
+        of_original = {"weights": weights, "num-classes": num_classes, **{key: options[key] for key in ORIGINAL_ONLY}}
+        common.refuse(of_original, "goes with --distill ORIGINAL, which is not given")
     FinetuneConfig(distill=distill is not None, **options)  # checked before minutes are spent on loading
     smallest = _smallest(augment)
     if distill is not None and classes is not None:
         raise LeanconvError("--classes does not go with --distill, which trains without labels; give one of them.")
-    source, judged_by = _parts(data, validation)
-    pictures = find_pictures(source)
-    held = None if judged_by is None else find_pictures(judged_by)
+    training = data
+    if held_out(data) != data:
+        training, validation = str(Path(data) / TRAINING), validation or held_out(data)
+    pictures = find_pictures(training)
+    held = None if validation is None else find_pictures(validation)
     mapping = class_indices_of_both(pictures, held, classes) if distill is None else None
     pictures = spread(pictures, limit or len(pictures))
-    with given.team(device) as (place, lead):
+    with common.team(device) as (place, lead):
         result, teacher = _networks(folder, distill, original, weights, num_classes)
         if kind_of(result.model) is not None:
             raise LeanconvError(
@@ -116,7 +113,7 @@ def finetune(
             validation=None if held is None else PictureSet(held, prepare, mapping),
             workdir=workdir,
             device=place,
-            workers=given.pick_workers(workers),
+            workers=common.pick_workers(workers),
             progress=not quiet,
             **options,
         )
@@ -129,7 +126,7 @@ def finetune(
         warn(history.stopped)
     if as_json:
         facts = {"verdict": history.verdict(), "stopped": history.stopped, "unreadable": history.unreadable}
-        print_json({"folder": str(out), **facts, **(tuned.result.training or {})})
+        common.print_json({"folder": str(out), **facts, **(tuned.result.training or {})})
     else:
         print(f"{history.table()}\n{history.verdict()}\nsaved to {out}")
 
@@ -141,28 +138,21 @@ def _smallest(text: str) -> float | None:
         raise LeanconvError(f"--augment {text!r} must be a number above 0 and at most 1, or off.") from None
 
 
-def _parts(data: str, validation: str | None) -> tuple[str, str | None]:
-    """What to train on and what to judge by."""
-    from leanconv.images import held_out
-    from leanconv.images.find import TRAINING
-
-    judged_by = held_out(data)
-    return (data, validation) if judged_by == data else (str(Path(data) / TRAINING), validation or judged_by)
-
-
 def _networks(
     folder: Path, distill: str | None, original: str | None, weights: str | None, classes: int | None
 ) -> tuple[Accelerated, nn.Module | None]:
-    """The saved result, and the original to learn from; that rebuilds the result too where leanconv cannot."""
-    from leanconv.cli.networks import open_network
+    """The saved result, and the original to distill from. A result of the user's own code is rebuilt on --model, or
+    else on that original."""
+    from leanconv.cli.networks import is_saved, load_network, open_network
     from leanconv.storage.folder import load_result, read_description
 
-    built_by_us = read_description(folder)["source"]["library"] != "other"
-    teacher = None
+    own_code = read_description(folder)["source"]["library"] == "other"
+    teacher = base = None
     if distill is not None:
-        own = original if given.is_saved(distill) else None
+        own = original if is_saved(distill) else None
         teacher = open_network(distill, own, weights, classes, default_weights="DEFAULT").model
-    base = None if built_by_us else teacher
     if original is not None:
-        base = given.load_network(original, "none", None, default_weights="none").model
+        base = load_network(original).model
+    elif own_code:
+        base = teacher
     return load_result(folder, base), teacher

@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError:  # pragma: no cover - typer is a dependency; this is for installs without dependencies
     sys.exit("leanconv: the command line needs typer and rich; pip install typer rich.")
 
-from leanconv.cli import json_output as output
+from leanconv.cli import common
 from leanconv.cli.accelerate import accelerate
 from leanconv.cli.bench import bench
 from leanconv.cli.compare import compare
@@ -58,7 +58,7 @@ def _top(
 def run() -> None:
     """Exit 0 on success, 2 with one sentence on bad input, 130 when interrupted."""
     try:
-        with output.only_json("--json" in sys.argv):
+        with common.only_json("--json" in sys.argv):
             code = app(standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # the parser's word for Ctrl-C
@@ -97,4 +97,4 @@ def _stopped() -> None:
 def _say(sentence: str) -> None:
     print(f"leanconv: error: {sentence}", file=sys.stderr)
     if "--json" in sys.argv:
-        output.print_json({"error": sentence})
+        common.print_json({"error": sentence})

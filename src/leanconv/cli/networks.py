@@ -1,4 +1,4 @@
-"""The network MODEL names, with its weights and the preprocessing that goes with them."""
+"""From MODEL to a network with its weights and its preprocessing."""
 
 from __future__ import annotations
 
@@ -24,18 +24,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opened:
-    """A network, the preset its weights were trained with, by torchvision's name, the preprocessing a saved folder
-    remembers, and where the network comes from; None where that does not apply."""
+    """A network; torchvision's name of its trained weights, the preprocessing of a saved folder, and how to build the
+    network again, each where there is one."""
 
     model: nn.Module
     preset: str | None = None
     remembered: Preprocess | None = None
     source: Source | None = None
 
+    @property
+    def has_preprocessing(self) -> bool:
+        return self.preset is not None or self.remembered is not None
+
     def preprocess(
-        self, *, size: int | None, resize: int | None, channels: int | None, mean: str | None, std: str | None
+        self,
+        *,
+        size: int | None = None,
+        resize: int | None = None,
+        channels: int | None = None,
+        mean: str | None = None,
+        std: str | None = None,
     ) -> Preprocess:
-        """The weights' own preset, or what the folder remembers, changed where the user says otherwise."""
+        """That of the weights or of the folder, changed by the options that are not None."""
         from leanconv.images import Preprocess
 
         if channels == 2:
@@ -78,8 +88,10 @@ def _numbers(option: str, text: str, channels: int) -> tuple[float, ...]:
     return values
 
 
-def load_network(spec: str, weights: str | None, classes: int | None, *, default_weights: str) -> Opened:
-    """The network ``spec`` names. ``default_weights`` is what no --weights means for a named network."""
+def load_network(
+    spec: str, weights: str | None = None, classes: int | None = None, default_weights: str = "none"
+) -> Opened:
+    """The network with the name ``spec``. ``default_weights`` are those of a named network without --weights."""
     from leanconv.network.source import Source, build
 
     library, colon, name = spec.partition(":")
@@ -209,8 +221,7 @@ def _state_of(path: Path) -> dict[str, torch.Tensor]:
 
 def _filled(model: nn.Module, path: Path) -> nn.Module:
     state, own = _state_of(path), model.state_dict()
-    missing = [key for key in own if key not in state]
-    extra = [key for key in state if key not in own]
+    missing, extra = [key for key in own if key not in state], [key for key in state if key not in own]
     shapes = [key for key in own if key in state and own[key].shape != state[key].shape]
     problems = [f"{word} {listing(keys, 3)}" for word, keys in (("lacks", missing), ("has unknown", extra)) if keys]
     problems += [f"{key} is {tuple(state[key].shape)}, the network has {tuple(own[key].shape)}" for key in shapes[:2]]
@@ -222,7 +233,7 @@ def _filled(model: nn.Module, path: Path) -> nn.Module:
 
 
 def open_together(
-    specs: Sequence[str], original: str | None, weights: str | None, classes: int | None, *, default_weights: str
+    specs: Sequence[str], original: str | None, weights: str | None, classes: int | None, default_weights: str = "none"
 ) -> list[Opened]:
     """All of these; ``weights`` belong to the first. A folder made from the user's own code is rebuilt by ``original``,
     or else by the network it is compared with."""
@@ -230,30 +241,34 @@ def open_together(
 
     plain = next((spec for spec in specs if not is_saved(spec)), None)
     networks = []
-    for number, spec in enumerate(specs):
+    for index, spec in enumerate(specs):
         base = original
         if not is_saved(spec):
             base = None if any(map(is_saved, specs)) else original
         elif original is None and read_description(Path(spec))["source"]["library"] == "other":
             base = plain
-        networks.append(open_network(spec, base, None if number else weights, classes, default_weights=default_weights))
+        networks.append(open_network(spec, base, None if index else weights, classes, default_weights=default_weights))
     return networks
 
 
 def preprocess_together(networks: Sequence[Opened], specs: Sequence[str], **asked: Any) -> Preprocess:
-    """Of the first network that has any of its own; networks that differ in theirs need the user's word."""
-    own = [network for network in networks if network.preset is not None or network.remembered is not None]
+    """That of the first network that has its own. If networks differ, the user must choose."""
+    own = [network for network in networks if network.has_preprocessing]
     known = [network.preprocess(**asked).to_json(network.preset) for network in own]
     if any(each != known[0] for each in known) and all(value is None for value in asked.values()):
         raise LeanconvError(
             f"{' and '.join(specs)} were made for different preprocessing; give --size, --resize, --mean or --std for "
             "both."
         )
-    return (own or networks)[0].preprocess(**asked)
+    return first_with_preprocessing(networks).preprocess(**asked)
+
+
+def first_with_preprocessing(networks: Sequence[Opened]) -> Opened:
+    return next((network for network in networks if network.has_preprocessing), networks[0])
 
 
 def open_network(
-    spec: str, original: str | None, weights: str | None, classes: int | None, *, default_weights: str
+    spec: str, original: str | None, weights: str | None, classes: int | None, default_weights: str = "none"
 ) -> Opened:
     """``original`` is file.py:callable for a folder whose network leanconv cannot build by name."""
     if not is_saved(spec):
@@ -264,12 +279,12 @@ def open_network(
 
     if weights is not None:
         raise LeanconvError("--weights does not go with a saved folder, which has its own.")
-    base = None if original is None else load_network(original, "none", classes, default_weights="none").model
+    base = None if original is None else load_network(original, None, classes).model
     return opened(load_result(Path(spec), base))
 
 
 def opened(result: Accelerated) -> Opened:
-    """A saved result's network, and the preprocessing it remembers."""
+    """The network of a saved result, with its preprocessing."""
     from leanconv.images import Preprocess
 
     if result.preprocess is None:

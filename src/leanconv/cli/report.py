@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import common as given
-from leanconv.cli.json_output import print_json
+from leanconv.cli import common
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Saved folders, as accelerate --out writes them.")],
+    folders: common.Folders,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -20,7 +19,7 @@ def report(
             "comparison.html here for several folders."
         ),
     ] = None,
-    as_json: given.Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """Write one self-contained HTML page about a saved network: what was done to it, what it cost, what to try next.
 
@@ -46,6 +45,6 @@ def report(
         check_comparison(path)
         write_comparison(compare(folders), path)
     if as_json:
-        print_json({"report": str(path), "bytes": path.stat().st_size})
+        common.print_json({"report": str(path), "bytes": path.stat().st_size})
     else:
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, open it in a browser")
