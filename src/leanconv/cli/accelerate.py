@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from leanconv.cli import common
-from leanconv.cli.options import help_of, with_options_of
+from leanconv.cli.options import OptionsOf, help_of
 from leanconv.config import Options
 from leanconv.errors import LeanconvError, listing
 from leanconv.runtimes.runners import RUNTIMES, runtime_names
@@ -20,7 +20,6 @@ from leanconv.runtimes.runners import RUNTIMES, runtime_names
 OTHERWISE = ("asymmetric", "ranks", "skip", "samples", "target", "refine")
 
 
-@with_options_of(Options, before="symmetric", skip=OTHERWISE)
 def accelerate(
     model: common.Model,
     images: Annotated[
@@ -30,7 +29,9 @@ def accelerate(
         ),
     ],
     out: common.NewFolder,
+    *,
     refine: Annotated[str | None, typer.Option(help=help_of(Options, "refine"))] = None,
+    options: Annotated[dict[str, Any], OptionsOf(Options, skip=OTHERWISE)],
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
     ranks: Annotated[str, typer.Option(help=help_of(Options, "ranks"))] = "energy",
     runtime: Annotated[
@@ -50,11 +51,7 @@ def accelerate(
     ] = None,
     weights: common.Weights = None,
     num_classes: common.Classes = None,
-    size: common.Size = None,
-    resize: common.Resize = None,
-    channels: common.Channels = None,
-    mean: common.Mean = None,
-    std: common.Std = None,
+    preprocessing: common.ImageOptions,
     batch: Annotated[
         int | None,
         typer.Option(min=1, help="Images a batch (32; detectors 8); with --ranks latency: images a timed call (1)."),
@@ -66,7 +63,6 @@ def accelerate(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print the result and errors, no progress and no warnings.")
     ] = False,
-    **options: Any,
 ) -> None:
     """Accelerate a network and save it.
 
@@ -86,7 +82,7 @@ def accelerate(
 
     from leanconv.api import accelerate_as
     from leanconv.calibrate.memory import parse_memory
-    from leanconv.cli.networks import is_saved, load_network
+    from leanconv.cli.networks import load_network
     from leanconv.images import Pictures, WholePictures, find_pictures, spread
     from leanconv.network.source import confirmed
     from leanconv.network.torchvision_detectors import kind_of
@@ -97,7 +93,7 @@ def accelerate(
 
     if skip and no_skip:
         raise LeanconvError("--skip and --no-skip contradict each other; give one of them.")
-    if is_saved(model):
+    if common.is_saved(model):
         raise LeanconvError(f"MODEL {model!r} is a folder; accelerate takes the original network, not a saved one.")
     ranks_or_method = _ranks(ranks)
     target = None
@@ -122,17 +118,19 @@ def accelerate(
         check_report(out / REPORT)
     pictures = spread(find_pictures(images), count)
     with common.quietly(quiet), common.team(device) as (place, lead):
-        network = load_network(model, weights, num_classes, default_weights="DEFAULT")
+        build = common.NetworkOptions(weights=weights, num_classes=num_classes)
+        network = load_network(model, build, default_weights="DEFAULT")
         processes = common.pick_workers(workers)
-        preprocessing: dict[str, Any] = {"size": size, "resize": resize, "channels": channels, "mean": mean, "std": std}
         preprocess = None
         batches: Pictures | WholePictures
         if kind_of(network.model) is None:
-            prepare = network.preprocess(**preprocessing)
+            prepare = network.preprocess(preprocessing)
             preprocess = prepare.to_json(network.preset)
             batches = Pictures(pictures, prepare, batch=batch or 32, workers=processes, pin=place.type == "cuda")
         else:
-            common.refuse(preprocessing, "does not go with a detector, which resizes and normalises images itself")
+            common.refuse(
+                vars(preprocessing), "does not go with a detector, which resizes and normalises images itself"
+            )
             batches = WholePictures(pictures, batch=batch or 8, workers=processes)
         session = Session(network.model, place, checked.seed, progress=not quiet, workdir=workdir, limit=limit)
         result = accelerate_as(network.model, batches, checked, session)

@@ -29,6 +29,7 @@ Batches = Annotated[list[int] | None, typer.Option(min=1, help="Images a call (1
 def bench(
     model: common.Model,
     other: Other = None,
+    *,
     runtime: Runtimes = None,
     batch: Batches = None,
     threads: Annotated[
@@ -38,9 +39,7 @@ def bench(
     channels_last: Annotated[bool, typer.Option("--channels-last", help="torch: channels next to each other.")] = False,
     seconds: Annotated[float, typer.Option(help="Time to measure, for each runtime and batch size.")] = 5.0,
     layers: Annotated[bool, typer.Option("--layers", help="Also time every replaced layer, in torch.")] = False,
-    weights: common.Weights = None,
-    num_classes: common.Classes = None,
-    original: common.Original = None,
+    network: common.NetworkOptions,
     size: common.Size = None,
     channels: common.Channels = None,
     device: common.Device = None,
@@ -67,16 +66,16 @@ def bench(
 
     folder = common.folder_to_record([model] if other is None else [model, other]) if record else None
     place = common.pick_device(device)
-    opened, notes = _networks(model, other, original, weights, num_classes)
+    opened, notes = _networks(model, other, network)
     first = first_with_preprocessing(list(opened.values()))
-    prepare = first.preprocess(size=size, channels=channels)
+    prepare = first.preprocess(common.ImageOptions(size=size, channels=channels))
     prepare = prepare.numbers() or prepare
-    detectors = any(kind_of(network.model) is not None for network in opened.values())
+    detectors = any(kind_of(each.model) is not None for each in opened.values())
     if detectors and notes:
         notes.append("the time of a detector depends on what it finds: give --weights for times that count")
     side = size or (DETECTOR_SIZE if detectors else prepare.size)
     times = leanconv.bench(
-        {name: network.model for name, network in opened.items()},
+        {name: each.model for name, each in opened.items()},
         shape=(prepare.channels, side, side),
         runtimes=runtime or ["torch"],
         batches=batch or [1],
@@ -94,26 +93,24 @@ def bench(
     common.show(times, as_json)
 
 
-def _networks(
-    model: str, other: str | None, original: str | None, weights: str | None, classes: int | None
-) -> tuple[dict[str, Opened], list[str]]:
+def _networks(model: str, other: str | None, options: common.NetworkOptions) -> tuple[dict[str, Opened], list[str]]:
     """The networks by name, the original first, and notes about their weights."""
-    from leanconv.cli.networks import is_saved, open_network, open_together
+    from leanconv.cli.networks import open_network, open_together
 
-    if other is None and is_saved(model):
-        accelerated = open_network(model, original, weights, classes)
-        name, first = _original(model, original)
+    if other is None and common.is_saved(model):
+        accelerated = open_network(model, options)
+        name, first = _original(model, options.original)
         note = [f"{name} was built by name and has random weights"]
-        return {name: first, model: accelerated}, note if original is None else []
+        return {name: first, model: accelerated}, note if options.original is None else []
     notes = []
     specs = [model] if other is None else [model, other]
     opened: dict[str, Opened] = {}
-    networks = open_together(specs, original, weights, classes)
+    networks = open_together(specs, options)
     for index, (spec, network) in enumerate(zip(specs, networks, strict=True)):
         name = spec if spec not in opened else f"{spec} (again)"
         opened[name] = network
-        untrained = index > 0 or weights in (None, "none")
-        if untrained and not is_saved(spec) and not spec.partition(":")[0].endswith(".py"):
+        untrained = index > 0 or options.weights in (None, "none")
+        if untrained and not common.is_saved(spec) and not spec.partition(":")[0].endswith(".py"):
             notes.append(f"{name} has random weights")
     return opened, notes
 

@@ -9,12 +9,12 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanconv.cli.networks import is_saved
 from leanconv.errors import LeanconvError
 from leanconv.storage.records import check_recordable
 
@@ -38,6 +38,11 @@ Original = Annotated[
 Classes = Annotated[
     int | None, typer.Option("--num-classes", min=1, help="Outputs of the network, if not its usual ones.")
 ]
+Size = Annotated[int | None, typer.Option(min=1, help="Side of the square the network takes (224).")]
+Resize = Annotated[int | None, typer.Option(min=1, help="Shorter side before the centre crop (size * 256 / 224).")]
+Channels = Annotated[int | None, typer.Option(min=1, max=3, help="3 for colour (default), 1 for grey.")]
+Mean = Annotated[str | None, typer.Option(help="Mean to subtract, R,G,B in 0..1 (ImageNet's).")]
+Std = Annotated[str | None, typer.Option(help="Deviation to divide by, R,G,B in 0..1 (ImageNet's).")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: cuda if there is one.")]
 Batch = Annotated[int, typer.Option(min=1, help="Images a batch.")]
 Workers = Annotated[
@@ -45,11 +50,6 @@ Workers = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-Size = Annotated[int | None, typer.Option(min=1, help="Side of the square the network takes (224).")]
-Resize = Annotated[int | None, typer.Option(min=1, help="Shorter side before the centre crop (size * 256 / 224).")]
-Channels = Annotated[int | None, typer.Option(min=1, max=3, help="3 for colour (default), 1 for grey.")]
-Mean = Annotated[str | None, typer.Option(help="Mean to subtract, R,G,B in 0..1 (ImageNet's).")]
-Std = Annotated[str | None, typer.Option(help="Deviation to divide by, R,G,B in 0..1 (ImageNet's).")]
 Workdir = Annotated[
     Path | None, typer.Option(help="Folder for the state of the run: started again, it goes on from there.")
 ]
@@ -61,6 +61,31 @@ Record = Annotated[
     bool,
     typer.Option("--record", help="Keep the figures in the saved folder, for leanconv compare and leanconv report."),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """How MODEL is built."""
+
+    weights: Weights = None
+    num_classes: Classes = None
+    original: Original = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """How images are preprocessed, where that is not known or shall be changed."""
+
+    size: Size = None
+    resize: Resize = None
+    channels: Channels = None
+    mean: Mean = None
+    std: Std = None
+
+
+def is_saved(model: str) -> bool:
+    """Whether MODEL is a folder ``result.save`` may have written."""
+    return Path(model).is_dir()
 
 
 @contextlib.contextmanager
@@ -113,7 +138,7 @@ def pick_workers(asked: int | None) -> int:
 
 
 def refuse(options: Mapping[str, Any], why: str) -> None:
-    """Raise an error about the first of these options that was given."""
+    """Raise an error about the first of these options that is not None."""
     for name, value in options.items():
         if value is not None:
             raise LeanconvError(f"--{name} {why}.")

@@ -41,20 +41,15 @@ def evaluate(
     model: common.Model,
     data: Data,
     other: Other = None,
+    *,
     labels: Labels = None,
     classes: common.ClassFile = None,
     views: Views = 1,
     split: Split = None,
     metric: Metric = None,
     limit: common.Limit = None,
-    weights: common.Weights = None,
-    num_classes: common.Classes = None,
-    original: common.Original = None,
-    size: common.Size = None,
-    resize: common.Resize = None,
-    channels: common.Channels = None,
-    mean: common.Mean = None,
-    std: common.Std = None,
+    network: common.NetworkOptions,
+    preprocessing: common.ImageOptions,
     batch: Annotated[int | None, typer.Option(min=1, help="Images a batch (32; detectors 8).")] = None,
     workers: common.Workers = None,
     device: common.Device = None,
@@ -90,14 +85,13 @@ def evaluate(
     if record and other is None:
         raise LeanconvError(f"--record keeps what was lost; give the original network too, before {model!r}.")
     folder = common.folder_to_record(specs) if record else None
-    networks = open_together(specs, original, weights, num_classes, default_weights="DEFAULT")
-    pictures = {"size": size, "resize": resize, "channels": channels, "mean": mean, "std": std}
+    networks = open_together(specs, network, default_weights="DEFAULT")
     categories = prepare = None
-    if are_detectors([(spec, network.model) for spec, network in zip(specs, networks, strict=True)]):
-        common.refuse(pictures, "is for classifiers, which MODEL is none of; leave it out")
-        categories = _categories([network.preset for network in networks])
+    if are_detectors([(spec, opened.model) for spec, opened in zip(specs, networks, strict=True)]):
+        common.refuse(vars(preprocessing), "is for classifiers, which MODEL is none of; leave it out")
+        categories = _categories([opened.preset for opened in networks])
     else:
-        prepare = preprocess_together(networks, specs, **pictures)
+        prepare = preprocess_together(networks, specs, preprocessing)
     with common.team(device) as (place, lead), common.named_as_option("views", "labels", "split", "metric"):
         found = leanconv.evaluate(
             networks[0].model,

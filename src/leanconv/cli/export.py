@@ -17,13 +17,12 @@ SUFFIXES = ", ".join(f"{one.suffix} for {name}" for name, one in EXPORTERS.items
 def export(
     model: common.Model,
     out: Annotated[Path, typer.Option(help=f"New file: {SUFFIXES}.")],
+    *,
     form: Annotated[
         str | None, typer.Option("--format", help=f"{FORMATS}. Default: the first that ends like --out.")
     ] = None,
     opset: Annotated[int | None, typer.Option(help="Opset of an ONNX file, 17 or later. Default: 18.")] = None,
-    weights: common.Weights = None,
-    num_classes: common.Classes = None,
-    original: common.Original = None,
+    network: common.NetworkOptions,
     size: common.Size = None,
     channels: common.Channels = None,
     device: Annotated[str | None, typer.Option(help="Device a pt2 or aot file is for. Default: cpu.")] = None,
@@ -45,9 +44,9 @@ def export(
     from leanconv.cli.networks import open_network
 
     place = common.pick_device(device or "cpu") if exporter.per_device else None
-    network = open_network(model, original, weights, num_classes, default_weights="DEFAULT")
-    prepare = network.preprocess(size=size, channels=channels)
+    opened = open_network(model, network, default_weights="DEFAULT")
+    prepare = opened.preprocess(common.ImageOptions(size=size, channels=channels))
     prepare = prepare.numbers() or prepare
     example = torch.rand(1, prepare.channels, prepare.size, prepare.size, generator=torch.Generator().manual_seed(0))
-    written = leanconv.export(network.model, example, out, format=exporter.name, device=place, opset=opset)
+    written = leanconv.export(opened.model, example, out, format=exporter.name, device=place, opset=opset)
     common.show(written, as_json)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leanconv.cli import common
-from leanconv.cli.options import with_options_of
+from leanconv.cli.options import OptionsOf
 from leanconv.errors import LeanconvError, warn
 from leanconv.system.fields import number_in
 from leanconv.train.settings import ORIGINAL_ONLY, FinetuneConfig
@@ -30,30 +31,24 @@ Augment = Annotated[
 ]
 
 
-@with_options_of(FinetuneConfig, before="workdir")
 def finetune(
     folder: Folder,
     data: Data,
     out: common.NewFolder,
+    *,
     distill: Distill = None,
-    weights: common.Weights = None,
-    num_classes: common.Classes = None,
-    original: common.Original = None,
+    network: common.NetworkOptions,
     validation: Validation = None,
     classes: common.ClassFile = None,
     limit: common.Limit = None,
     augment: Augment = "0.5",
+    options: Annotated[dict[str, Any], OptionsOf(FinetuneConfig)],
     workdir: common.Workdir = None,
-    size: common.Size = None,
-    resize: common.Resize = None,
-    channels: common.Channels = None,
-    mean: common.Mean = None,
-    std: common.Std = None,
+    preprocessing: common.ImageOptions,
     workers: common.Workers = None,
     device: common.Device = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
-    **options: Any,
 ) -> None:
     """Train an accelerated network with labels, or without them from the original, and save the best of it.
 
@@ -68,8 +63,6 @@ def finetune(
 
     torchrun --nproc-per-node 4 -m leanconv finetune vgg16-4x --data imagenet --out vgg16-4x-tuned --batch 32
     """
-    from dataclasses import replace
-
     from leanconv.cli.networks import opened
     from leanconv.evaluation.class_names import class_indices_of_both
     from leanconv.evaluation.classification import class_count
@@ -82,7 +75,8 @@ def finetune(
 
     check_new(out)
     if distill is None:
-        of_original = {"weights": weights, "num-classes": num_classes, **{key: options[key] for key in ORIGINAL_ONLY}}
+        of_original = {"weights": network.weights, "num-classes": network.num_classes}
+        of_original |= {name: options[name] for name in ORIGINAL_ONLY}
         common.refuse(of_original, "goes with --distill ORIGINAL, which is not given")
     FinetuneConfig(distill=distill is not None, **options)  # checked before minutes are spent on loading
     smallest = _smallest(augment)
@@ -96,16 +90,16 @@ def finetune(
     mapping = class_indices_of_both(pictures, held, classes) if distill is None else None
     pictures = spread(pictures, limit or len(pictures))
     with common.team(device) as (place, lead):
-        result, teacher = _networks(folder, distill, original, weights, num_classes)
+        result, teacher = _networks(folder, distill, network)
         if kind_of(result.model) is not None:
             raise LeanconvError(
                 f"{str(folder)!r} is a detector, and finetune trains classifiers; train it as detectors are trained."
             )
-        network = opened(result)
-        prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
+        saved = opened(result)
+        prepare = saved.preprocess(preprocessing)
         examples = PictureSet(pictures, prepare, mapping, smallest)
         if mapping is not None:
-            mapping.check(class_count(network.model, examples.unchanged()))
+            mapping.check(class_count(saved.model, examples.unchanged()))
         tuned = run(
             result,
             examples,
@@ -120,7 +114,7 @@ def finetune(
         if not lead:
             return
         assert tuned.result is not None
-        replace(tuned.result, preprocess=prepare.to_json(network.preset)).save(out)
+        replace(tuned.result, preprocess=prepare.to_json(saved.preset)).save(out)
     history = tuned.history
     if history.stopped is not None:
         warn(history.stopped)
@@ -139,20 +133,20 @@ def _smallest(text: str) -> float | None:
 
 
 def _networks(
-    folder: Path, distill: str | None, original: str | None, weights: str | None, classes: int | None
+    folder: Path, distill: str | None, options: common.NetworkOptions
 ) -> tuple[Accelerated, nn.Module | None]:
     """The saved result, and the original to distill from. A result of the user's own code is rebuilt on --model, or
     else on that original."""
-    from leanconv.cli.networks import is_saved, load_network, open_network
+    from leanconv.cli.networks import load_network, open_network
     from leanconv.storage.folder import load_result, read_description
 
     own_code = read_description(folder)["source"]["library"] == "other"
     teacher = base = None
     if distill is not None:
-        own = original if is_saved(distill) else None
-        teacher = open_network(distill, own, weights, classes, default_weights="DEFAULT").model
-    if original is not None:
-        base = load_network(original).model
+        of_teacher = options if common.is_saved(distill) else replace(options, original=None)
+        teacher = open_network(distill, of_teacher, default_weights="DEFAULT").model
+    if options.original is not None:
+        base = load_network(options.original).model
     elif own_code:
         base = teacher
     return load_result(folder, base), teacher

@@ -12,19 +12,14 @@ from leanconv.cli import common
 
 def inspect(
     model: common.Model,
+    *,
     images: Annotated[
         Path | None, typer.Option(help="Images to measure sparsity on (zeros behind each activation).")
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="Use at most this many images.")] = 64,
     layers: Annotated[str, typer.Option(help="conv, or all to include Linear layers.")] = "conv",
-    weights: common.Weights = None,
-    num_classes: common.Classes = None,
-    original: common.Original = None,
-    size: common.Size = None,
-    resize: common.Resize = None,
-    channels: common.Channels = None,
-    mean: common.Mean = None,
-    std: common.Std = None,
+    network: common.NetworkOptions,
+    preprocessing: common.ImageOptions,
     batch: common.Batch = 32,
     workers: common.Workers = None,
     device: common.Device = None,
@@ -48,15 +43,15 @@ def inspect(
         raise LeanconvError(f"--layers {layers!r} is not known; use conv or all.")
     place = common.pick_device(device)
     default_weights = "none" if images is None else "DEFAULT"
-    network = open_network(model, original, weights, num_classes, default_weights=default_weights)
-    prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
+    opened = open_network(model, network, default_weights)
+    prepare = opened.preprocess(preprocessing)
     batches: list[Any] | None = None
     if images is not None:
         pictures, processes = spread(find_pictures(images), count), common.pick_workers(workers)
-        if kind_of(network.model) is None:
+        if kind_of(opened.model) is None:
             batches = list(Pictures(pictures, prepare, batch=batch, workers=processes))
         else:
             batches = list(WholePictures(pictures, batch=min(batch, 8), workers=processes))
     shape = (1, prepare.channels, prepare.size, prepare.size)
-    found = inspect_network(network.model, batches, shape=shape, layers=layers, device=place)  # type: ignore[arg-type]
+    found = inspect_network(opened.model, batches, shape=shape, layers=layers, device=place)  # type: ignore[arg-type]
     common.show(found, as_json)

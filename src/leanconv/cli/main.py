@@ -23,6 +23,7 @@ from leanconv.cli.evaluate import evaluate
 from leanconv.cli.export import export
 from leanconv.cli.finetune import finetune
 from leanconv.cli.inspect import inspect
+from leanconv.cli.options import with_single_options
 from leanconv.cli.report import report
 
 app = typer.Typer(
@@ -34,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (accelerate, inspect, evaluate, finetune, bench, export, report, compare, doctor, demo):
-    app.command()(command)
+    app.command()(with_single_options(command))
 
 
 INTERRUPTED = 130  # as shells have it: 128 and the number of the signal

@@ -7,10 +7,11 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from leanconv.cli.common import ImageOptions, NetworkOptions, is_saved
 from leanconv.errors import LeanconvError, listing, unknown_name
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from leanconv.images import Preprocess
     from leanconv.network.source import Source
     from leanconv.result import Accelerated
+
+
+RANDOM = NetworkOptions()
 
 
 @dataclass(frozen=True)
@@ -36,28 +40,20 @@ class Opened:
     def has_preprocessing(self) -> bool:
         return self.preset is not None or self.remembered is not None
 
-    def preprocess(
-        self,
-        *,
-        size: int | None = None,
-        resize: int | None = None,
-        channels: int | None = None,
-        mean: str | None = None,
-        std: str | None = None,
-    ) -> Preprocess:
-        """That of the weights or of the folder, changed by the options that are not None."""
+    def preprocess(self, options: ImageOptions) -> Preprocess:
+        """That of the weights or of the folder, changed by the options."""
         from leanconv.images import Preprocess
 
-        if channels == 2:
+        if options.channels == 2:
             raise LeanconvError("--channels 2 is not an image; use 3 for colour or 1 for grey.")
         base = self.remembered or Preprocess()
         if self.preset is not None:
             import torchvision
 
-            if channels == 1:
+            if options.channels == 1:
                 raise LeanconvError("--channels 1 does not go with trained weights by name, which take colour.")
             known = Preprocess(transform=torchvision.models.get_weight(self.preset).transforms())
-            if all(option is None for option in (size, resize, mean, std)):
+            if replace(options, channels=None) == ImageOptions():
                 return known
             numbers = known.numbers()
             if numbers is None:
@@ -65,16 +61,16 @@ class Opened:
                     f"the preprocessing of {self.preset!r} cannot be changed; leave --size, --resize, --mean and --std."
                 )
             base = numbers
-        side, depth = size or base.size, channels or base.channels
-        deviation = _numbers("--std", std, depth) if std else base.std
-        if any(value <= 0 for value in deviation):
-            raise LeanconvError(f"--std {std!r} must be above 0.")
+        size, channels = options.size or base.size, options.channels or base.channels
+        std = _numbers("--std", options.std, channels) if options.std else base.std
+        if any(value <= 0 for value in std):
+            raise LeanconvError(f"--std {options.std!r} must be above 0.")
         return Preprocess(
-            size=side,
-            resize=resize or (base.resize if side == base.size else round(side * 256 / 224)),
-            channels=depth,
-            mean=_numbers("--mean", mean, depth) if mean else base.mean,
-            std=deviation,
+            size=size,
+            resize=options.resize or (base.resize if size == base.size else round(size * 256 / 224)),
+            channels=channels,
+            mean=_numbers("--mean", options.mean, channels) if options.mean else base.mean,
+            std=std,
         )
 
 
@@ -88,9 +84,7 @@ def _numbers(option: str, text: str, channels: int) -> tuple[float, ...]:
     return values
 
 
-def load_network(
-    spec: str, weights: str | None = None, classes: int | None = None, default_weights: str = "none"
-) -> Opened:
+def load_network(spec: str, options: NetworkOptions = RANDOM, default_weights: str = "none") -> Opened:
     """The network with the name ``spec``. ``default_weights`` are those of a named network without --weights."""
     from leanconv.network.source import Source, build
 
@@ -98,9 +92,9 @@ def load_network(
     if not colon:
         library, name = "torchvision", spec
     elif library not in ("timm", "leanconv"):
-        return _from_file(spec, weights)
-    source = Source(library=library, name=name, classes=classes)  # type: ignore[arg-type]
-    asked = default_weights if weights is None else weights
+        return _from_file(spec, options.weights)
+    source = Source(library=library, name=name, classes=options.num_classes)  # type: ignore[arg-type]
+    asked = default_weights if options.weights is None else options.weights
     if Path(asked).is_file():
         return Opened(_filled(build(source), Path(asked)), source=source)
     if asked.lower() == "none":
@@ -109,7 +103,7 @@ def load_network(
         return Opened(_downloaded(lambda: build(source, pretrained=True), spec), source=source)
     if library == "leanconv":
         build(source)  # says if there is no such network, and which are near
-        missing = "" if weights is None else f", and {weights!r} is no file"
+        missing = "" if options.weights is None else f", and {options.weights!r} is no file"
         raise LeanconvError(
             f"MODEL {spec!r} has no trained weights by name{missing}; give --weights FILE, or --weights none for "
             "random ones."
@@ -232,54 +226,53 @@ def _filled(model: nn.Module, path: Path) -> nn.Module:
     return model
 
 
-def open_together(
-    specs: Sequence[str], original: str | None, weights: str | None, classes: int | None, default_weights: str = "none"
-) -> list[Opened]:
-    """All of these; ``weights`` belong to the first. A folder made from the user's own code is rebuilt by ``original``,
+def open_together(specs: Sequence[str], options: NetworkOptions, default_weights: str = "none") -> list[Opened]:
+    """All of these; the weights belong to the first. A folder made from the user's own code is rebuilt by the original,
     or else by the network it is compared with."""
     from leanconv.storage.folder import read_description
 
     plain = next((spec for spec in specs if not is_saved(spec)), None)
     networks = []
     for index, spec in enumerate(specs):
-        base = original
+        base = options.original
         if not is_saved(spec):
-            base = None if any(map(is_saved, specs)) else original
-        elif original is None and read_description(Path(spec))["source"]["library"] == "other":
+            base = None if any(map(is_saved, specs)) else base
+        elif base is None and read_description(Path(spec))["source"]["library"] == "other":
             base = plain
-        networks.append(open_network(spec, base, None if index else weights, classes, default_weights=default_weights))
+        of_this = replace(options, original=base, weights=None if index else options.weights)
+        networks.append(open_network(spec, of_this, default_weights))
     return networks
 
 
-def preprocess_together(networks: Sequence[Opened], specs: Sequence[str], **asked: Any) -> Preprocess:
+def preprocess_together(networks: Sequence[Opened], specs: Sequence[str], options: ImageOptions) -> Preprocess:
     """That of the first network that has its own. If networks differ, the user must choose."""
     own = [network for network in networks if network.has_preprocessing]
-    known = [network.preprocess(**asked).to_json(network.preset) for network in own]
-    if any(each != known[0] for each in known) and all(value is None for value in asked.values()):
+    known = [network.preprocess(options).to_json(network.preset) for network in own]
+    if any(each != known[0] for each in known) and options == ImageOptions():
         raise LeanconvError(
             f"{' and '.join(specs)} were made for different preprocessing; give --size, --resize, --mean or --std for "
             "both."
         )
-    return first_with_preprocessing(networks).preprocess(**asked)
+    return first_with_preprocessing(networks).preprocess(options)
 
 
 def first_with_preprocessing(networks: Sequence[Opened]) -> Opened:
     return next((network for network in networks if network.has_preprocessing), networks[0])
 
 
-def open_network(
-    spec: str, original: str | None, weights: str | None, classes: int | None, default_weights: str = "none"
-) -> Opened:
-    """``original`` is file.py:callable for a folder whose network leanconv cannot build by name."""
+def open_network(spec: str, options: NetworkOptions, default_weights: str = "none") -> Opened:
+    """A saved folder, or ``load_network``."""
     if not is_saved(spec):
-        if original is not None:
+        if options.original is not None:
             raise LeanconvError(f"--model goes with a saved folder, and {spec!r} is none.")
-        return load_network(spec, weights, classes, default_weights=default_weights)
+        return load_network(spec, options, default_weights)
     from leanconv.storage.folder import load_result
 
-    if weights is not None:
+    if options.weights is not None:
         raise LeanconvError("--weights does not go with a saved folder, which has its own.")
-    base = None if original is None else load_network(original, None, classes).model
+    base = None
+    if options.original is not None:
+        base = load_network(options.original, NetworkOptions(num_classes=options.num_classes)).model
     return opened(load_result(Path(spec), base))
 
 
@@ -290,8 +283,3 @@ def opened(result: Accelerated) -> Opened:
     if result.preprocess is None:
         return Opened(result.model)
     return Opened(result.model, result.preprocess["preset"], Preprocess.from_json(result.preprocess))
-
-
-def is_saved(spec: str) -> bool:
-    """Whether MODEL is a folder ``result.save`` may have written."""
-    return Path(spec).is_dir()
