@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from leanconv.ranks.portable_log import log
 
 import leanconv
 from leanconv import LeanconvError
@@ -127,11 +125,3 @@ def test_ranks_by_time_are_repeated_by_energy(result: leanconv.Accelerated, tmp_
     assert typed.another == "leanconv accelerate vgg16 --images a --speedup {speedup}"
     # 3x was asked of the clock; the slider, which is for MACs, starts at what was reached of these.
     assert f'"target":{math.floor(20 * result.speedup) / 20:g}' in page(called)
-
-
-def test_the_portable_logarithm_is_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = torch.rand(2000, generator=generator, dtype=torch.float64)
-    for x in [*values.tolist(), *(1 - 1e-9 * values).tolist(), *(10.0 ** (-300 * values)).tolist(), 1e-300, 0.5, 2.0]:
-        assert abs(log(x) - math.log(x)) <= 4 * math.ulp(math.log(x))
-    assert log(1.0) == 0.0

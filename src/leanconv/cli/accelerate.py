@@ -87,7 +87,7 @@ def accelerate(
     from leanconv.network.source import confirmed
     from leanconv.network.torchvision_detectors import kind_of
     from leanconv.pipeline.session import Session
-    from leanconv.report import REPORT, check_report, write_report
+    from leanconv.report import REPORT, check_page, write_report
     from leanconv.storage.folder import check_new
     from leanconv.train.history import History
 
@@ -115,7 +115,7 @@ def accelerate(
     limit = parse_memory(memory)
     check_new(out)
     if report:
-        check_report(out / REPORT)
+        check_page(out / REPORT, "report")
     pictures = spread(find_pictures(images), count)
     with common.quietly(quiet), common.team(device) as (place, lead):
         build = common.NetworkOptions(weights=weights, num_classes=num_classes)

@@ -28,14 +28,14 @@ def compare(
 
     leanconv compare vgg16-3x vgg16-4x --plot vgg16.html
     """
-    from leanconv.report import check_comparison, write_comparison
+    from leanconv.report import check_page, write_comparison
     from leanconv.report.advice import evaluate_like
     from leanconv.report.comparison import compare as read
 
     if plot is not None:
         if plot.suffix != ".html" or plot.is_dir():
             raise LeanconvError(f"--plot {str(plot)!r} must be a file whose name ends in .html.")
-        check_comparison(plot)
+        check_page(plot, "comparison")
     comparison = read(folders)
     if plot is not None:
         if not any(result.accuracy for result in comparison.results):

@@ -34,16 +34,13 @@ def report(
 
     leanconv report vgg16-3x vgg16-4x vgg16-5x --out vgg16.html
     """
-    from leanconv.report import COMPARISON, check_comparison, write_comparison, write_report
+    from leanconv.report import COMPARISON, write_comparison, write_report
+    from leanconv.report.comparison import compare
 
     if len(folders) == 1:
         path = write_report(folders[0], out)
     else:
-        from leanconv.report.comparison import compare
-
-        path = out or Path(COMPARISON)
-        check_comparison(path)
-        write_comparison(compare(folders), path)
+        path = write_comparison(compare(folders), out or Path(COMPARISON))
     if as_json:
         common.print_json({"report": str(path), "bytes": path.stat().st_size})
     else:
