@@ -10,6 +10,7 @@ import torch
 import leanconv
 from leanconv.config import Options
 from leanconv.evaluation.paired import compare
+from leanconv.forms import FORMS
 from leanconv.network.layers.cost import Cost
 from leanconv.network.layers.geometry import Geometry
 from leanconv.ranks import Candidate, KeptSpectra
@@ -50,15 +51,11 @@ def many_layers(count: int, width: int) -> Facts:
     cost = Cost.of(geometry, (14, 14), (14, 14))
     generator = torch.Generator().manual_seed(0)
     values = torch.rand(3 * width, generator=generator, dtype=torch.float64).sort(descending=True).values.tolist()
+    spectra = {"channel": Energies(values[:width]), "spatial": Energies(values)}
     names = [f"features.stage.{i}.conv" for i in range(count)]
     kept = KeptSpectra(
         scheme="3d",
-        candidates=tuple(
-            Candidate(
-                name=name, geometry=geometry, cost=cost, channel=Energies(values[:width]), spatial=Energies(values)
-            )
-            for name in names
-        ),
+        candidates=tuple(Candidate(name=name, geometry=geometry, cost=cost, spectra=spectra) for name in names),
         pairs=[],
         fixed=0,
         counted=dict.fromkeys(names, cost.dense),
@@ -67,7 +64,7 @@ def many_layers(count: int, width: int) -> Facts:
         LayerFacts(
             name=name,
             macs_before=cost.dense,
-            macs_after=cost.both(5, 5),
+            macs_after=FORMS["3d"].macs(cost, (5, 5)),
             scheme="3d",
             ranks=(5, 5),
             limits=(3 * width, width),
@@ -85,7 +82,7 @@ def many_layers(count: int, width: int) -> Facts:
         source="many",
         original_options=(),
         macs_before=count * cost.dense,
-        macs_after=count * cost.both(5, 5),
+        macs_after=count * FORMS["3d"].macs(cost, (5, 5)),
         parameters_before=2,
         parameters_after=1,
         images=1,
@@ -110,5 +107,5 @@ def plan_labels(kept: KeptSpectra, speedup: float) -> list[str]:
     shown = dict.fromkeys((one.name for one in kept.candidates), "not replaced")
     shown |= {taker: f"merged {plan[giver].ranks[-1]}" for giver, taker in pairs}
     return list(
-        (shown | {name: f"{one.scheme} {' × '.join(map(str, one.ranks))}" for name, one in plan.items()}).values()
+        (shown | {name: f"{one.form.name} {' × '.join(map(str, one.ranks))}" for name, one in plan.items()}).values()
     )
