@@ -17,7 +17,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import nms
 
-from leanconv.models.detectors import MEAN, STD
+from benchmarks.detection.networks import MEAN, STD
 
 SMALLEST = 1e-3  # pixels, of a proposal's sides
 BETA = 1 / 9  # where the loss of a box turns from squares to absolute values

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 import leanconv
 from benchmarks.common.machine import machine
 from benchmarks.common.results import RESULTS, write_results
+from benchmarks.detection.networks import MEAN, STD
 from benchmarks.detection.training import build, original
 from leanconv.images import Preprocess, find_pictures
 from leanconv.images.loading import spread, stream
-from leanconv.models.detectors import MEAN, STD
 from leanconv.ranks.latency.layer_times import finishing
 from leanconv.runtimes.bench.measure import interleaved, paired_ratio, timing
 

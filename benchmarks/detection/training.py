@@ -24,13 +24,13 @@ from torch.nn.utils.rnn import pad_sequence
 import leanconv
 from benchmarks.common.vgg16_probe import Vgg16Probe, vgg16_probe
 from benchmarks.detection.losses import BatchLosses
+from benchmarks.detection.networks import MEAN, faster_rcnn_vgg16, freeze
 from leanconv import LeanconvError
 from leanconv.forms.replace import Change
 from leanconv.forms.replace import replace as put_change
 from leanconv.images import Preprocess, find_pictures
 from leanconv.images.detection_data import Scenes, SceneSet
 from leanconv.images.loading import spread, stream
-from leanconv.models.detectors import MEAN, faster_rcnn_vgg16, freeze
 from leanconv.pipeline.inspection import inspect_network
 from leanconv.train.optimizers import optimizers, set_rate
 

@@ -1,12 +1,12 @@
-"""The whole method on a network small enough to train while you watch: digits, nine convolutions, two cores."""
+"""The whole method on a small network: nine convolutions that read digits, trained in seconds on two cores."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from leanconv.evaluation.classification import accuracy, logits_of
 from leanconv.evaluation.paired import compare
 from leanconv.pipeline.paper_methods import METHODS
 from leanconv.progress import reporter
-from leanconv.report import check_report, write_report
+from leanconv.report import check_page, write_report
 from leanconv.result import Accelerated
 from leanconv.runtimes.bench.comparison import bench
+from leanconv.runtimes.bench.measure import interleaved
 from leanconv.storage.folder import check_new, load
 from leanconv.storage.records import write_record
 from leanconv.system.text_table import table
@@ -62,7 +63,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def train(pictures: Tensor, labels: Tensor, *, epochs: int, step: Callable[[], None] = lambda: None) -> DigitsNet:
-    """A network that knows the digits, in eval mode."""
+    """A trained network, in eval mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = DigitsNet()
@@ -87,22 +88,16 @@ def teach(
     model.eval()
 
 
-def milliseconds(models: dict[str, nn.Module], batch: Tensor, rounds: int = 15) -> dict[str, float]:
-    """Median time of one batch for each network, taken in turns so that all share the machine's moods."""
-    times: dict[str, list[float]] = {name: [] for name in models}
+def milliseconds(models: dict[str, nn.Module], batch: Tensor, seconds: float = 3.0) -> dict[str, float]:
+    """Median time of one batch for each network, measured in turns."""
     with torch.no_grad():
-        for number in range(rounds + 2):
-            for name, model in models.items():
-                started = time.perf_counter()
-                model(batch)
-                if number >= 2:
-                    times[name].append(1000 * (time.perf_counter() - started))
-    return {name: statistics.median(values) for name, values in times.items()}
+        rounds = interleaved({name: partial(model, batch) for name, model in models.items()}, seconds=seconds)
+    return {name: 1000 * statistics.median(times) for name, times in rounds.times.items()}
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo found. Accuracies by method and speed-up; milliseconds of a batch of 32."""
+    """Accuracies by method and speed-up; ``times`` are milliseconds of a batch of 32."""
 
     original: float
     images: int
@@ -113,13 +108,11 @@ class Demo:
     example: Accelerated
 
     def to_json(self) -> dict[str, Any]:
+        rows = self.accuracies.items()
         return {
             "original": self.original,
             "images": self.images,
-            "accuracies": {
-                name: {f"{speedup:g}x": value for speedup, value in row.items()}
-                for name, row in self.accuracies.items()
-            },
+            "accuracies": {name: {f"{speedup:g}x": value for speedup, value in row.items()} for name, row in rows},
             "milliseconds": self.times,
             "threads": self.threads,
             "saved": self.saved,
@@ -130,38 +123,30 @@ class Demo:
         heads = ["accuracy in %, no retraining", *(f"{speedup:g}x" for speedup in SPEEDUPS)]
         rows = [[name, *(f"{100 * row[speedup]:.1f}" for speedup in SPEEDUPS)] for name, row in self.accuracies.items()]
         base = self.times["original"]
-        clock = [[name, f"{value:.1f}", f"{base / value:.2f}x"] for name, value in self.times.items()]
-        return "\n".join(
-            [
-                f"{SAVED:g}x, as a plain call gives it, layer by layer:",
-                str(self.example),
-                "",
-                f"original network: {100 * self.original:.1f} % of {self.images} digits it has not seen",
-                table(heads, rows),
-                "",
-                table([f"ms a batch of {BATCH}, {self.threads} threads", "ms", "faster"], clock),
-                "",
-                self.saved,
-            ]
-        )
+        times = [[name, f"{value:.1f}", f"{base / value:.2f}x"] for name, value in self.times.items()]
+        parts = [
+            f"{SAVED:g}x, as a plain call gives it, layer by layer:\n{self.example}",
+            f"original network: {100 * self.original:.1f} % of {self.images} digits it has not seen\n"
+            + table(heads, rows),
+            table([f"ms a batch of {BATCH}, {self.threads} threads", "ms", "faster"], times),
+            self.saved,
+        ]
+        return "\n\n".join(parts)
 
 
 def run_demo(*, out: Path | None = None, report: Path | None = None, epochs: int = 6, quiet: bool = False) -> Demo:
-    """Train, accelerate in seven ways at four speeds, time, save, load and check; ``report``: draw the page too."""
+    """Train, accelerate in seven ways at four speed-ups, time, save, load and check; ``report``: write the page too."""
     if out is not None:
         check_new(out)
     if report is not None:
-        check_report(report)
+        check_page(report, "report")
     progress = reporter(not quiet)
     pictures, labels = digits()
     test, test_labels = pictures[TRAINING:], labels[TRAINING:]
     with progress.stage("training", epochs * -(-TRAINING // BATCH)) as stage:
         model = train(pictures[:TRAINING], labels[:TRAINING], epochs=epochs, step=stage.advance)
 
-    def answers(network: nn.Module) -> Tensor:
-        return logits_of(network, test.split(100), "cpu")
-
-    original = answers(model)
+    original = logits_of(model, test.split(100), "cpu")
     accuracies: dict[str, dict[float, float]] = {}
     networks: dict[str, nn.Module] = {"original": model}
     results: dict[float, Accelerated] = {}
@@ -169,10 +154,10 @@ def run_demo(*, out: Path | None = None, report: Path | None = None, epochs: int
         for name, arguments in WAYS.items():
             accuracies[name] = {}
             for speedup in SPEEDUPS:
-                result = accelerate(
-                    model, pictures[:CALIBRATION], speedup, **arguments, samples=SAMPLES, progress=False
-                )
-                accuracies[name][speedup] = accuracy(answers(result.model), test_labels).top1
+                images = pictures[:CALIBRATION]
+                result = accelerate(model, images, speedup, **arguments, samples=SAMPLES, progress=False)
+                logits = logits_of(result.model, test.split(100), "cpu")
+                accuracies[name][speedup] = accuracy(logits, test_labels).top1
                 if name == DEFAULT:
                     networks[f"default {speedup:g}x"] = result.model
                     results[speedup] = result
@@ -183,20 +168,22 @@ def run_demo(*, out: Path | None = None, report: Path | None = None, epochs: int
     with tempfile.TemporaryDirectory() as scratch, progress.stage("saving and timing", 0):
         folder = example.save(out or Path(scratch) / "digits-4x")
         saved = [_checked(example, folder, "a temporary folder" if out is None else str(out), test[:BATCH])]
-        pair = {"original": model, f"default {SAVED:g}x": example.model}
-        lost = compare(original, answers(example.model), test_labels, original="original", other=f"default {SAVED:g}x")
+        name = f"default {SAVED:g}x"
+        logits = logits_of(example.model, test.split(100), "cpu")
+        lost = compare(original, logits, test_labels, original="original", other=name)
         about = {"data": "digits the network has not seen", "views": 1, "unreadable": []}
         write_record(folder, "evaluation", {**lost.to_json(), **about})
-        clock = bench(pair, shape=(1, 32, 32), batches=[BATCH], seconds=0.5, layers=True, progress=False)
-        write_record(folder, "bench", clock.to_json())
+        pair = {"original": model, name: example.model}
+        times = bench(pair, shape=(1, 32, 32), batches=[BATCH], seconds=0.5, layers=True, progress=False)
+        write_record(folder, "bench", times.to_json())
         if report is not None:
             saved.append(f"the page: {write_report(folder, report)}")
-        times = milliseconds(networks, test[:BATCH])
+        all_times = milliseconds(networks, test[:BATCH])
     return Demo(
         original=accuracy(original, test_labels).top1,
         images=len(test),
         accuracies=accuracies,
-        times=times,
+        times=all_times,
         threads=torch.get_num_threads(),
         saved="\n".join(saved),
         example=example,
@@ -204,11 +191,9 @@ def run_demo(*, out: Path | None = None, report: Path | None = None, epochs: int
 
 
 def _checked(result: Accelerated, folder: Path, where: str, batch: Tensor) -> str:
-    """A sentence about ``folder``, if what it holds answers like the network in memory."""
-    again = load(folder, model=DigitsNet())
+    """A sentence about ``folder``, after a check that the saved network answers like the one in memory."""
     with torch.no_grad():
-        same = torch.equal(again(batch), result.model(batch))
-    if not same:
-        raise LeanconvError("the saved network answers differently from the one in memory; please report this.")
+        if not torch.equal(load(folder, model=DigitsNet())(batch), result.model(batch)):
+            raise LeanconvError("the saved network answers differently from the one in memory; please report this.")
     size = sum(path.stat().st_size for path in folder.iterdir())
     return f"saved the {SAVED:g}x network to {where} ({size / 1e6:.1f} MB), loaded it back: answers are bit-equal"

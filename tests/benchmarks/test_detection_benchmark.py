@@ -10,7 +10,8 @@ import torch
 
 from benchmarks.detection import run as detection
 from benchmarks.detection import training as detection_training
-from leanconv import LeanconvError, models
+from benchmarks.detection.networks import faster_rcnn_vgg16
+from leanconv import LeanconvError
 from leanconv.images.detection_data import find_scenes
 from tests.support.detection_benchmark import given, small_detector
 from tests.support.networks import small_features
@@ -44,11 +45,11 @@ def test_large_pictures_are_scaled_with_their_boxes(folder: Path) -> None:
     scenes = find_scenes(folder, split="train")
     data = detection_training.read(scenes, 32, "cpu")
     assert data.sizes[:2].tolist() == [[24, 32], [32, 20]]
-    torch.testing.assert_close(data.boxes[0, 0], scenes[0].objects.boxes[0] / 2)
+    torch.testing.assert_close(data.boxes[0, 0], scenes[0].target["boxes"][0] / 2)
     pictures, sizes, boxes, _ = detection_training.scaled(*data.batch(torch.arange(6), torch.zeros(6) > 0), 16)
     assert pictures.shape == (6, 3, 16, 16)
     assert sizes[:2].tolist() == [[12, 16], [16, 10]]
-    torch.testing.assert_close(boxes[0, 0], scenes[0].objects.boxes[0] / 4)
+    torch.testing.assert_close(boxes[0, 0], scenes[0].target["boxes"][0] / 4)
 
 
 def test_training_makes_the_loss_fall(folder: Path) -> None:
@@ -80,7 +81,7 @@ def test_train_writes_a_detector_that_loads(folder: Path, speedup: str, capsys: 
     assert known["classes"] == ["boat", "car"]
     data = detection_training.read(find_scenes(folder, split="val"), 64, "cpu")
     detection_training.detect(detector, data, "cpu")
-    plain = detection_training.backbone_macs(models.faster_rcnn_vgg16(3, features=small_features()), 64, "cpu")
+    plain = detection_training.backbone_macs(faster_rcnn_vgg16(3, features=small_features()), 64, "cpu")
     assert plain / about["macs"] == pytest.approx(float(speedup), rel=0.05)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision.models.detection.image_list import ImageList
 
 from benchmarks.detection import losses as detection_losses
-from leanconv import models
+from benchmarks.detection.networks import faster_rcnn_vgg16
 from tests.support.networks import small_features
 
 
@@ -27,7 +27,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def test_losses_of_a_batch_are_those_of_torchvision() -> None:
     """Where everything is sampled, chance has no part in them."""
     everything = {"box_batch_size_per_image": 10**6, "rpn_batch_size_per_image": 10**6}
-    network = models.faster_rcnn_vgg16(
+    network = faster_rcnn_vgg16(
         5, features=small_features(), width=16, dropout=0.0, rpn_post_nms_top_n_train=40, **everything
     ).train()
     pictures, sizes, boxes, labels = batch()
@@ -53,7 +53,7 @@ def test_losses_of_a_batch_are_those_of_torchvision() -> None:
 
 
 def test_pictures_without_objects_have_finite_losses() -> None:
-    network = models.faster_rcnn_vgg16(5, features=small_features(), width=16).train()
+    network = faster_rcnn_vgg16(5, features=small_features(), width=16).train()
     pictures, sizes, boxes, labels = batch()
     found = detection_losses.BatchLosses(network)(pictures[1:2], sizes[1:2], boxes[1:2], labels[1:2])
     sum(found.values()).backward()

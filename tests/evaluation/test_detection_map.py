@@ -13,8 +13,7 @@ from leanconv import LeanconvError
 from leanconv.evaluation.class_names import detector_labels
 from leanconv.evaluation.detection import Detector, class_outputs, detect_all, is_detector, read_scenes
 from leanconv.evaluation.voc_ap import Answer, match, precisions
-from leanconv.images.detection_data import Scenes, SceneSet, Target, find_scenes
-from leanconv.images.detection_formats import VOC_CLASSES
+from leanconv.images.detection_data import VOC_CLASSES, Scenes, SceneSet, Target, find_scenes
 from leanconv.network.layers.modules import blank
 from leanconv.network.source import Source, build
 from tests.support.scenes import COLOURS, Seer, coloured, write_scenes

@@ -132,9 +132,9 @@ def test_refusals(arguments: dict[str, Any], said: str, network: nn.Module) -> N
 def test_the_command_times_a_network_and_a_folder(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from leanconv.cli.common import load_network
+    from leanconv.cli.networks import load_network
 
-    model = load_network("net.py:build", None, None, default_weights="none").model.eval()
+    model = load_network("net.py:build").model.eval()
     leanconv.accelerate(model, smooth_images(8), 2, solver="linear", samples=200, progress=False).save("lean")
     quick = ("--size", "16", "--seconds", "0.2", "--threads", "1", "--device", "cpu")
     assert (

@@ -12,7 +12,7 @@ import torch
 
 import leanconv
 from leanconv import LeanconvError
-from leanconv.cli.networks import open_network
+from leanconv.cli.networks import load_network
 from leanconv.storage.records import read_record, write_record
 from tests.support.command import ACCELERATE
 from tests.support.comparisons import QUICK, evaluation, timing
@@ -75,9 +75,7 @@ def test_bench_and_evaluate_record_what_they_print(place: Path, leanconv_command
 
 
 def test_a_detector_records_too(scenes: Path) -> None:
-    networks = [
-        open_network(f"seer.py:{name}", None, None, None, default_weights="none") for name in ("build", "blind")
-    ]
+    networks = [load_network(f"seer.py:{name}") for name in ("build", "blind")]
     (scenes / "folder").mkdir()
     found = leanconv.evaluate(networks[0].model, "data", networks[1].model, batch=4, progress=False)
     write_record(scenes / "folder", "evaluation", found.to_json())

@@ -50,15 +50,11 @@ def many_layers(count: int, width: int) -> Facts:
     cost = Cost.of(geometry, (14, 14), (14, 14))
     generator = torch.Generator().manual_seed(0)
     values = torch.rand(3 * width, generator=generator, dtype=torch.float64).sort(descending=True).values.tolist()
+    spectra = {"channel": Energies(values[:width]), "spatial": Energies(values)}
     names = [f"features.stage.{i}.conv" for i in range(count)]
     kept = KeptSpectra(
         scheme="3d",
-        candidates=tuple(
-            Candidate(
-                name=name, geometry=geometry, cost=cost, channel=Energies(values[:width]), spatial=Energies(values)
-            )
-            for name in names
-        ),
+        candidates=tuple(Candidate(name=name, geometry=geometry, cost=cost, spectra=spectra) for name in names),
         pairs=[],
         fixed=0,
         counted=dict.fromkeys(names, cost.dense),
@@ -110,5 +106,5 @@ def plan_labels(kept: KeptSpectra, speedup: float) -> list[str]:
     shown = dict.fromkeys((one.name for one in kept.candidates), "not replaced")
     shown |= {taker: f"merged {plan[giver].ranks[-1]}" for giver, taker in pairs}
     return list(
-        (shown | {name: f"{one.scheme} {' × '.join(map(str, one.ranks))}" for name, one in plan.items()}).values()
+        (shown | {name: f"{one.form.name} {' × '.join(map(str, one.ranks))}" for name, one in plan.items()}).values()
     )

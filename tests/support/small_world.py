@@ -34,9 +34,10 @@ import leanconv.runtimes.bench.comparison
 import leanconv.runtimes.export.program
 import leanconv.train.finetune
 from benchmarks.common.initialise import initialise
+from benchmarks.detection.networks import faster_rcnn_vgg16
 from benchmarks.peers import cp
 from leanconv import api as _accelerate
-from leanconv import demo, models
+from leanconv import demo
 from leanconv.network import source
 from leanconv.ranks.latency.plan import LatencyBudget
 from leanconv.runtimes.export.formats import Written
@@ -86,7 +87,7 @@ def small_detector(*, weights: Any = None, weights_backbone: Any = None, num_cla
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
     features = initialise(nn.Sequential(*layers))
     torch.manual_seed(0)
-    return models.faster_rcnn_vgg16(num_classes, features=features, width=24, dropout=0.0, min_size=64, max_size=96)
+    return faster_rcnn_vgg16(num_classes, features=features, width=24, dropout=0.0, min_size=64, max_size=96)
 
 
 def small_resnet50(*, weights: Any = None, num_classes: int = 1000) -> nn.Module:

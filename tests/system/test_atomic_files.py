@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from leanconv.errors import LeanconvError
-from leanconv.report import check_report
+from leanconv.report import check_page
 from leanconv.runtimes.export.program import new_file
 from leanconv.system.atomic_files import check_absent, check_name, check_parent, folders_of, part_beside
 
@@ -108,7 +108,7 @@ def test_places_that_cannot_be_looked_at_are_refused_in_a_sentence(tmp_path: Pat
         with pytest.raises(LeanconvError, match=why):
             refuse(path)
     with pytest.raises(LeanconvError, match="File name too long"):
-        check_report(tmp_path / ("a" * 300) / "page.html")
+        check_page(tmp_path / ("a" * 300) / "page.html", "report")
 
 
 def test_an_error_leaves_no_folder(tmp_path: Path) -> None:

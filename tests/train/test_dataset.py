@@ -13,7 +13,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from leanconv.errors import LeanconvError
 from leanconv.images import Preprocess, find_pictures
-from leanconv.images.picture_set import PictureSet
+from leanconv.images.loading import PictureSet
 from leanconv.train.augment import crop_and_flip
 from leanconv.train.dataset import Examples, Unreadable
 from tests.support.training import (

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from leanconv.errors import LeanconvError
 from leanconv.images import Preprocess, find_pictures
-from leanconv.images.picture_set import PictureSet
+from leanconv.images.loading import PictureSet
 from leanconv.system.atomic_files import lock_folder
 from leanconv.train import finetune as finetune_module
 from leanconv.train import loop

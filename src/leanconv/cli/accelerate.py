@@ -10,34 +10,28 @@ from typing import Annotated, Any
 
 import typer
 
-from leanconv.cli import common as given
-from leanconv.cli.json_output import print_json, quietly
-from leanconv.cli.options import help_of, with_options_of
+from leanconv.cli import common
+from leanconv.cli.options import OptionsOf, help_of
 from leanconv.config import Options
 from leanconv.errors import LeanconvError, listing
 from leanconv.runtimes.runners import RUNTIMES, runtime_names
 
-OTHERWISE = (
-    "asymmetric",
-    "ranks",
-    "skip",
-    "samples",
-    "target",
-    "refine",
-)  # options that are spelled in another way here
+# Options that this command spells in another way.
+OTHERWISE = ("asymmetric", "ranks", "skip", "samples", "target", "refine")
 
 
-@with_options_of(Options, before="symmetric", skip=OTHERWISE)
 def accelerate(
-    model: given.Model,
+    model: common.Model,
     images: Annotated[
         str,
         typer.Option(
             help="Images, labelled or not: a folder, .tar files (also 'calib-{00..03}.tar'), or hf:NAME:SPLIT."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
+    out: common.NewFolder,
+    *,
     refine: Annotated[str | None, typer.Option(help=help_of(Options, "refine"))] = None,
+    options: Annotated[dict[str, Any], OptionsOf(Options, skip=OTHERWISE)],
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
     ranks: Annotated[str, typer.Option(help=help_of(Options, "ranks"))] = "energy",
     runtime: Annotated[
@@ -51,31 +45,24 @@ def accelerate(
     no_skip: Annotated[bool, typer.Option("--no-skip", help="Leave no layer alone, not even the first.")] = False,
     count: Annotated[int, typer.Option(min=1, help="Use at most this many images, spread over all.")] = 1000,
     samples: Annotated[str, typer.Option(help=help_of(Options, "samples"))] = "50000",
-    workdir: Annotated[
-        Path | None, typer.Option(help="Folder for the state of the run: started again, it goes on from there.")
-    ] = None,
+    workdir: common.Workdir = None,
     memory: Annotated[
         str | None, typer.Option(help="What the run may keep in memory, e.g. 8GB. Default: half of what is free.")
     ] = None,
-    weights: given.Weights = None,
-    num_classes: given.Classes = None,
-    size: given.Size = None,
-    resize: given.Resize = None,
-    channels: given.Channels = None,
-    mean: given.Mean = None,
-    std: given.Std = None,
+    weights: common.Weights = None,
+    num_classes: common.Classes = None,
+    preprocessing: common.ImageOptions,
     batch: Annotated[
         int | None,
         typer.Option(min=1, help="Images a batch (32; detectors 8); with --ranks latency: images a timed call (1)."),
     ] = None,
-    workers: given.Workers = None,
-    device: given.Device = None,
+    workers: common.Workers = None,
+    device: common.Device = None,
     report: Annotated[bool, typer.Option("--report", help="Also write a page about it, OUT/report.html.")] = False,
-    as_json: given.Json = False,
+    as_json: common.Json = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print the result and errors, no progress and no warnings.")
     ] = False,
-    **options: Any,
 ) -> None:
     """Accelerate a network and save it.
 
@@ -95,67 +82,74 @@ def accelerate(
 
     from leanconv.api import accelerate_as
     from leanconv.calibrate.memory import parse_memory
-    from leanconv.images import Pictures, Preprocess, find_pictures
-    from leanconv.images.loading import WholePictures, spread
+    from leanconv.cli.networks import load_network
+    from leanconv.images import Pictures, WholePictures, find_pictures, spread
     from leanconv.network.source import confirmed
     from leanconv.network.torchvision_detectors import kind_of
     from leanconv.pipeline.session import Session
-    from leanconv.report import REPORT, check_report, write_report
+    from leanconv.report import REPORT, check_page, write_report
     from leanconv.storage.folder import check_new
     from leanconv.train.history import History
 
     if skip and no_skip:
         raise LeanconvError("--skip and --no-skip contradict each other; give one of them.")
-    if given.is_saved(model):
+    if common.is_saved(model):
         raise LeanconvError(f"MODEL {model!r} is a folder; accelerate takes the original network, not a saved one.")
-    chosen = _ranks(ranks)
-    wanted: dict[str, Any] = {
-        **options,
-        "refine": refine,
-        "asymmetric": not symmetric,
-        "ranks": chosen,
-        "skip": [] if no_skip else skip or None,
-        "samples": _samples(samples),
-        "target": _target(chosen, runtime=runtime, threads=threads, dtype=dtype, batch=batch, device=device),
-    }
-    if wanted["target"] is not None:
+    ranks_or_method = _ranks(ranks)
+    target = None
+    if ranks_or_method == "latency":
+        target = _target(runtime=runtime, threads=threads, dtype=dtype, batch=batch, device=device)
         batch = None  # that of the target
-    asked = Options.check(**wanted)  # before minutes are spent on loading
-    parse_memory(memory)
+    else:
+        of_target = {"runtime": runtime, "threads": threads, "dtype": dtype}
+        common.refuse(of_target, "goes with --ranks latency only; leave it out or give that")
+    checked = Options.check(  # before minutes are spent on loading
+        **options,
+        refine=refine,
+        asymmetric=not symmetric,
+        ranks=ranks_or_method,
+        skip=[] if no_skip else skip or None,
+        samples=_samples(samples),
+        target=target,
+    )
+    limit = parse_memory(memory)
     check_new(out)
     if report:
-        check_report(out / REPORT)
+        check_page(out / REPORT, "report")
     pictures = spread(find_pictures(images), count)
-    with quietly(quiet), given.team(device) as (place, lead):
-        network = given.load_network(model, weights, num_classes, default_weights="DEFAULT")
-        hands = given.pick_workers(workers)
-        prepare: Preprocess | None = None
+    with common.quietly(quiet), common.team(device) as (place, lead):
+        build = common.NetworkOptions(weights=weights, num_classes=num_classes)
+        network = load_network(model, build, default_weights="DEFAULT")
+        processes = common.pick_workers(workers)
+        preprocess = None
         batches: Pictures | WholePictures
         if kind_of(network.model) is None:
-            prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
-            batches = Pictures(pictures, prepare, batch=batch or 32, workers=hands, pin=place.type == "cuda")
+            prepare = network.preprocess(preprocessing)
+            preprocess = prepare.to_json(network.preset)
+            batches = Pictures(pictures, prepare, batch=batch or 32, workers=processes, pin=place.type == "cuda")
         else:
-            _check_detector({"--size": size, "--resize": resize, "--channels": channels, "--mean": mean, "--std": std})
-            batches = WholePictures(pictures, batch=batch or 8, workers=hands)
-        limit = parse_memory(memory)
-        session = Session(network.model, place, asked.seed, progress=not quiet, workdir=workdir, limit=limit)
-        result = accelerate_as(network.model, batches, asked, session)
+            common.refuse(
+                vars(preprocessing), "does not go with a detector, which resizes and normalises images itself"
+            )
+            batches = WholePictures(pictures, batch=batch or 8, workers=processes)
+        session = Session(network.model, place, checked.seed, progress=not quiet, workdir=workdir, limit=limit)
+        result = accelerate_as(network.model, batches, checked, session)
         if not lead:
             return
         assert network.source is not None
         source = confirmed(network.model, result.source, network.source)
-        preprocess = None if prepare is None else prepare.to_json(network.preset)
         result = replace(result, source=source, preprocess=preprocess, command=_command())
         result.save(out)
         page = write_report(out) if report else None
     if as_json:
-        print_json({**result.to_json(), "folder": str(out), "unreadable": batches.unreadable, **_at(page)})
+        about_page = {} if page is None else {"report": str(page)}
+        common.print_json({**result.to_json(), "folder": str(out), "unreadable": batches.unreadable, **about_page})
     else:
         print(result)
         if result.training is not None:
             history = History.from_json(result.training["history"])
             print(*filter(None, [history.stopped, f"distilled: {history.verdict()}"]), sep="\n")
-        if quiet and batches.unreadable:  # else there were warnings
+        if quiet and batches.unreadable:  # without --quiet there were warnings
             print(f"left out, as they cannot be read: {listing(batches.unreadable)}")
         needed = ", model=..." if result.source.library == "other" else ""
         print(f"saved to {out}; use it: leanconv.load({str(out)!r}{needed})")
@@ -163,41 +157,23 @@ def accelerate(
             print(f"report: {page}, open it in a browser")
 
 
-def _check_detector(asked: dict[str, Any]) -> None:
-    for option, value in asked.items():
-        if value is not None:
-            raise LeanconvError(f"{option} does not go with a detector, which resizes and normalises images itself.")
-
-
 def _command() -> list[str]:
-    """What was typed, with the start of several processes where there were some."""
-    together = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    start = ["leanconv"] if together == "1" else ["torchrun", "--nproc-per-node", together, "-m", "leanconv"]
+    """The command line as it was typed, with torchrun if there are several processes."""
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    start = ["leanconv"] if processes == "1" else ["torchrun", "--nproc-per-node", processes, "-m", "leanconv"]
     return [*start, *sys.argv[1:]]
 
 
-def _at(page: Path | None) -> dict[str, str]:
-    return {} if page is None else {"report": str(page)}
-
-
-def _target(
-    ranks: Any, *, runtime: str | None, threads: int | None, dtype: str | None, batch: int | None, device: str | None
-) -> dict[str, Any] | None:
-    """What --ranks latency times, torch where the network is computed; None for other ranks."""
-    asked: dict[str, Any] = {"runtime": runtime, "threads": threads, "dtype": dtype}
-    if ranks != "latency":
-        for name, value in asked.items():
-            if value is not None:
-                raise LeanconvError(f"--{name} goes with --ranks latency only; leave it out or give that.")
-        return None
-    asked["batch"] = batch
+def _target(*, runtime: str | None, device: str | None, **others: Any) -> dict[str, Any]:
+    """What --ranks latency times; torch runs on the device of the command."""
+    target = {"runtime": runtime, **others}
     if runtime is None or (runtime in RUNTIMES and RUNTIMES[runtime].device is None):
-        asked["device"] = str(given.pick_device(device))
-    return {name: value for name, value in asked.items() if value is not None}
+        target["device"] = str(common.pick_device(device))
+    return {name: value for name, value in target.items() if value is not None}
 
 
 def _samples(text: str) -> Any:
-    """A number, or the word as it is."""
+    """An int, or the word as it is."""
     try:
         return int(text)
     except ValueError:
@@ -205,7 +181,7 @@ def _samples(text: str) -> Any:
 
 
 def _ranks(text: str) -> Any:
-    """A method's name as it is, or ranks by hand from JSON."""
+    """The name of a method, or ranks by hand from JSON or a .json file."""
     if text.endswith(".json"):
         try:
             text = Path(text).read_text()

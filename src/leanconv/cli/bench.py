@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leanconv.cli import common as given
-from leanconv.cli.json_output import print_json
-from leanconv.cli.record import Record, folder_to_record
+from leanconv.cli import common
 from leanconv.runtimes.runners import DTYPES, runtime_names
 
 if TYPE_CHECKING:
     from leanconv.cli.networks import Opened
 
-# Side of a detector's images where --size does not say; a detector resizes them itself.
+# Side of the images of a detector without --size; a detector resizes them itself.
 DETECTOR_SIZE = 320
 
 Other = Annotated[
@@ -24,19 +22,15 @@ Other = Annotated[
         help="A second network, such as the accelerated one. For a saved folder alone, the original is built by name."
     ),
 ]
-Runtime = Annotated[
-    list[str] | None,
-    typer.Option(help=f"{runtime_names()}; may be given several times."),
-]
-Batches = Annotated[
-    list[int] | None, typer.Option("--batch", min=1, help="Images a call (1); may be given several times.")
-]
+Runtimes = Annotated[list[str] | None, typer.Option(help=f"{runtime_names()}; may be given several times.")]
+Batches = Annotated[list[int] | None, typer.Option(min=1, help="Images a call (1); may be given several times.")]
 
 
 def bench(
-    model: given.Model,
+    model: common.Model,
     other: Other = None,
-    runtime: Runtime = None,
+    *,
+    runtime: Runtimes = None,
     batch: Batches = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads, for every runtime. Default: torch's.")
@@ -45,15 +39,13 @@ def bench(
     channels_last: Annotated[bool, typer.Option("--channels-last", help="torch: channels next to each other.")] = False,
     seconds: Annotated[float, typer.Option(help="Time to measure, for each runtime and batch size.")] = 5.0,
     layers: Annotated[bool, typer.Option("--layers", help="Also time every replaced layer, in torch.")] = False,
-    weights: given.Weights = None,
-    num_classes: given.Classes = None,
-    original: given.Original = None,
-    size: given.Size = None,
-    channels: given.Channels = None,
-    device: given.Device = None,
-    record: Record = False,
-    as_json: given.Json = False,
-    quiet: given.Quiet = False,
+    network: common.NetworkOptions,
+    size: common.Size = None,
+    channels: common.Channels = None,
+    device: common.Device = None,
+    record: common.Record = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Time a network, or the original and the accelerated one in turns, on this machine.
 
@@ -68,20 +60,22 @@ def bench(
     leanconv bench vgg16 vgg16-4x --record
     """
     import leanconv
+    from leanconv.cli.networks import first_with_preprocessing
     from leanconv.network.torchvision_detectors import kind_of
     from leanconv.storage.records import write_record
 
-    folder = folder_to_record([model] if other is None else [model, other]) if record else None
-    place = given.pick_device(device)
-    opened, notes = _networks(model, other, original, weights, num_classes)
-    own = [one for one in opened.values() if one.preset is not None or one.remembered is not None]
-    first = (own or list(opened.values()))[0]
-    prepare = first.preprocess(size=size, resize=None, channels=channels, mean=None, std=None)
+    folder = common.folder_to_record([model] if other is None else [model, other]) if record else None
+    place = common.pick_device(device)
+    opened, notes = _networks(model, other, network)
+    first = first_with_preprocessing(list(opened.values()))
+    prepare = first.preprocess(common.ImageOptions(size=size, channels=channels))
     prepare = prepare.numbers() or prepare
-    detectors = any(kind_of(one.model) is not None for one in opened.values())
+    detectors = any(kind_of(each.model) is not None for each in opened.values())
+    if detectors and notes:
+        notes.append("the time of a detector depends on what it finds: give --weights for times that count")
     side = size or (DETECTOR_SIZE if detectors else prepare.size)
     times = leanconv.bench(
-        {name: one.model for name, one in opened.items()},
+        {name: each.model for name, each in opened.items()},
         shape=(prepare.channels, side, side),
         runtimes=runtime or ["torch"],
         batches=batch or [1],
@@ -91,53 +85,44 @@ def bench(
         channels_last=channels_last,
         seconds=seconds,
         layers=layers,
-        notes=[*notes, *(_DETECTOR_NOTE if detectors and notes else [])],
+        notes=notes,
         progress=not quiet,
     )
     if folder is not None:
         write_record(folder, "bench", times.to_json())
-    if as_json:
-        print_json(times.to_json())
-    else:
-        print(times)
+    common.show(times, as_json)
 
 
-_DETECTOR_NOTE = ["the time of a detector depends on what it finds: give --weights for times that count"]
-
-
-def _networks(
-    model: str, other: str | None, original: str | None, weights: str | None, classes: int | None
-) -> tuple[dict[str, Opened], list[str]]:
-    """The networks by what they are called, the original first, and what should be known about their weights."""
+def _networks(model: str, other: str | None, options: common.NetworkOptions) -> tuple[dict[str, Opened], list[str]]:
+    """The networks by name, the original first, and notes about their weights."""
     from leanconv.cli.networks import open_network, open_together
 
+    if other is None and common.is_saved(model):
+        accelerated = open_network(model, options)
+        name, first = _original(model, options.original)
+        note = [f"{name} was built by name and has random weights"]
+        return {name: first, model: accelerated}, note if options.original is None else []
     notes = []
     specs = [model] if other is None else [model, other]
-    if other is None and given.is_saved(model):
-        accelerated = open_network(model, original, weights, classes, default_weights="none")
-        name, first = _original(model, original)
-        if original is None:
-            notes.append(f"{name} was built by name and has random weights")
-        return {name: first, model: accelerated}, notes
     opened: dict[str, Opened] = {}
-    networks = open_together(specs, original, weights, classes, default_weights="none")
-    for number, (spec, network) in enumerate(zip(specs, networks, strict=True)):
+    networks = open_together(specs, options)
+    for index, (spec, network) in enumerate(zip(specs, networks, strict=True)):
         name = spec if spec not in opened else f"{spec} (again)"
         opened[name] = network
-        untrained = number > 0 or weights in (None, "none")
-        if untrained and not given.is_saved(spec) and not spec.partition(":")[0].endswith(".py"):
+        untrained = index > 0 or options.weights in (None, "none")
+        if untrained and not common.is_saved(spec) and not spec.partition(":")[0].endswith(".py"):
             notes.append(f"{name} has random weights")
     return opened, notes
 
 
 def _original(folder: str, by: str | None) -> tuple[str, Opened]:
     """The network a folder was made from, with random weights, and its name."""
-    from leanconv.cli.networks import Opened
+    from leanconv.cli.networks import Opened, load_network
     from leanconv.network.source import Source, build
     from leanconv.storage.folder import read_description
 
     if by is not None:
-        return by, Opened(given.load_network(by, "none", None, default_weights="none").model)
+        return by, Opened(load_network(by).model)
     source = Source.from_json(read_description(Path(folder))["source"])
     name = source.name if source.library == "torchvision" else f"{source.library}:{source.name}"
     return name, Opened(build(source))

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from leanconv.cli import common as given
-from leanconv.cli.json_output import print_json
+from leanconv.cli import common
 from leanconv.errors import LeanconvError
-
-if TYPE_CHECKING:
-    from leanconv.report.comparison import Comparison
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Saved folders, as accelerate --out writes them.")],
+    folders: common.Folders,
     plot: Annotated[
-        Path | None,
-        typer.Option(help="Also write one HTML page, as leanconv report does for several folders."),
+        Path | None, typer.Option(help="Also write one HTML page, as leanconv report does for several folders.")
     ] = None,
-    as_json: given.Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """Show several saved networks side by side: cost, errors, and the accuracy and times that were recorded.
 
@@ -33,31 +28,23 @@ def compare(
 
     leanconv compare vgg16-3x vgg16-4x --plot vgg16.html
     """
-    from leanconv.report import check_comparison, write_comparison
+    from leanconv.report import check_page, write_comparison
     from leanconv.report.advice import evaluate_like
     from leanconv.report.comparison import compare as read
 
     if plot is not None:
         if plot.suffix != ".html" or plot.is_dir():
             raise LeanconvError(f"--plot {str(plot)!r} must be a file whose name ends in .html.")
-        check_comparison(plot)
+        check_page(plot, "comparison")
     comparison = read(folders)
     if plot is not None:
-        if not any(one.accuracy for one in comparison.results):
+        if not any(result.accuracy for result in comparison.results):
             command = evaluate_like(comparison.results[0], comparison.results)
             raise LeanconvError(f"there is nothing to plot, as no accuracy is recorded; record it: {command}")
         write_comparison(comparison, plot)
     if as_json:
-        print_json({**comparison.to_json(), "plot": None if plot is None else str(plot)})
+        common.print_json({**comparison.to_json(), "plot": None if plot is None else str(plot)})
         return
-    print(as_text(comparison))
+    print(comparison)
     if plot is not None:
         print(f"\n{plot}: {plot.stat().st_size / 1e6:.1f} MB, open it in a browser")
-
-
-def as_text(comparison: Comparison) -> str:
-    from leanconv.report.comparison import tables
-    from leanconv.system.text_table import table
-
-    parts = [table(one.heads, one.rows, left=one.left) for one in tables(comparison.results)]
-    return "\n\n".join([*parts, *(["\n".join(comparison.remarks)] if comparison.remarks else [])])

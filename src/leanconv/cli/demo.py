@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import common as given
-from leanconv.cli.json_output import print_json
+from leanconv.cli import common
 
 
 def demo(
@@ -17,8 +16,8 @@ def demo(
         Path | None, typer.Option(help="Write the page about it to this file, such as demo.html.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training digits.")] = 6,
-    as_json: given.Json = False,
-    quiet: given.Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Train a small network on scikit-learn's digits, accelerate it in seven ways, and time it. Offline.
 
@@ -26,8 +25,4 @@ def demo(
     """
     from leanconv.demo import run_demo
 
-    found = run_demo(out=out, report=report, epochs=epochs, quiet=quiet)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        print(found)
+    common.show(run_demo(out=out, report=report, epochs=epochs, quiet=quiet), as_json)

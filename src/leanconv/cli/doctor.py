@@ -16,8 +16,7 @@ from typing import NamedTuple
 import typer
 
 from leanconv import __version__
-from leanconv.cli import common as given
-from leanconv.cli.json_output import print_json
+from leanconv.cli import common
 from leanconv.errors import LeanconvError
 from leanconv.runtimes.runners import RUNTIMES, Conditions, Runner
 from leanconv.system.text_table import table
@@ -32,7 +31,7 @@ class Line(NamedTuple):
     problem: str | None = None  # what is wrong or missing, and what to do
 
 
-def doctor(as_json: given.Json = False) -> None:
+def doctor(as_json: common.Json = False) -> None:
     """Show versions, devices and runtimes of this machine, and what is missing.
 
     Exits 2 where something is broken that leanconv needs.
@@ -42,7 +41,7 @@ def doctor(as_json: given.Json = False) -> None:
     sections, broken = examine()
     if as_json:
         data = {title: {name: line._asdict() for name, line in lines.items()} for title, lines in sections.items()}
-        print_json({"works": not broken, "broken": broken, **data})
+        common.print_json({"works": not broken, "broken": broken, **data})
     else:
         lines = [(title, *line) for title, section in sections.items() for line in section.items()]
         rows = [[title, name, "; ".join(filter(None, line))] for title, name, line in lines]

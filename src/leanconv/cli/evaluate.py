@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 
 from leanconv.cli import common
-from leanconv.cli.json_output import print_json
-from leanconv.cli.record import Record, folder_to_record
 from leanconv.errors import LeanconvError
 
 Data = Annotated[
@@ -27,7 +25,6 @@ Labels = Annotated[
     Path | None,
     typer.Option(help="Text file: a class index or name a line in order of the file names, or 'name class' lines."),
 ]
-ClassFile = Annotated[Path | None, typer.Option(help="JSON: {class name: index} or {class name: [index, ...]}.")]
 Split = Annotated[
     str | None, typer.Option(help="Detectors: which list of a VOC folder, or which shards. Default: val, if there.")
 ]
@@ -44,24 +41,19 @@ def evaluate(
     model: common.Model,
     data: Data,
     other: Other = None,
+    *,
     labels: Labels = None,
-    classes: ClassFile = None,
+    classes: common.ClassFile = None,
     views: Views = 1,
     split: Split = None,
     metric: Metric = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many images, spread over all.")] = None,
-    weights: common.Weights = None,
-    num_classes: common.Classes = None,
-    original: common.Original = None,
-    size: common.Size = None,
-    resize: common.Resize = None,
-    channels: common.Channels = None,
-    mean: common.Mean = None,
-    std: common.Std = None,
+    limit: common.Limit = None,
+    network: common.NetworkOptions,
+    preprocessing: common.ImageOptions,
     batch: Annotated[int | None, typer.Option(min=1, help="Images a batch (32; detectors 8).")] = None,
     workers: common.Workers = None,
     device: common.Device = None,
-    record: Record = False,
+    record: common.Record = False,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -90,21 +82,16 @@ def evaluate(
     from leanconv.storage.records import write_record
 
     specs = [model] if other is None else [model, other]
-    folder: Path | None = None
-    if record:
-        if other is None:
-            raise LeanconvError(f"--record keeps what was lost; give the original network too, before {model!r}.")
-        folder = folder_to_record(specs)
-    networks = open_together(specs, original, weights, num_classes, default_weights="DEFAULT")
-    pictures = {"size": size, "resize": resize, "channels": channels, "mean": mean, "std": std}
+    if record and other is None:
+        raise LeanconvError(f"--record keeps what was lost; give the original network too, before {model!r}.")
+    folder = common.folder_to_record(specs) if record else None
+    networks = open_together(specs, network, default_weights="DEFAULT")
     categories = prepare = None
-    if are_detectors([(spec, network.model) for spec, network in zip(specs, networks, strict=True)]):
-        for name, value in pictures.items():
-            if value is not None:
-                raise LeanconvError(f"--{name} is for classifiers, which MODEL is none of; leave it out.")
-        categories = _categories([network.preset for network in networks])
+    if are_detectors([(spec, opened.model) for spec, opened in zip(specs, networks, strict=True)]):
+        common.refuse(vars(preprocessing), "is for classifiers, which MODEL is none of; leave it out")
+        categories = _categories([opened.preset for opened in networks])
     else:
-        prepare = preprocess_together(networks, specs, **pictures)
+        prepare = preprocess_together(networks, specs, preprocessing)
     with common.team(device) as (place, lead), common.named_as_option("views", "labels", "split", "metric"):
         found = leanconv.evaluate(
             networks[0].model,
@@ -128,10 +115,7 @@ def evaluate(
         return
     if folder is not None:
         write_record(folder, "evaluation", found.to_json())
-    if as_json:
-        print_json(found.to_json())
-    else:
-        print(found)
+    common.show(found, as_json)
 
 
 def _categories(presets: list[str | None]) -> list[str] | None:

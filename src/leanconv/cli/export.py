@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import common as given
-from leanconv.cli.json_output import print_json
+from leanconv.cli import common
 from leanconv.runtimes.export.formats import EXPORTERS, choose_exporter
 
 FORMATS = "; ".join(f"{name}: {one.help}" for name, one in EXPORTERS.items())
@@ -16,19 +15,18 @@ SUFFIXES = ", ".join(f"{one.suffix} for {name}" for name, one in EXPORTERS.items
 
 
 def export(
-    model: given.Model,
+    model: common.Model,
     out: Annotated[Path, typer.Option(help=f"New file: {SUFFIXES}.")],
+    *,
     form: Annotated[
         str | None, typer.Option("--format", help=f"{FORMATS}. Default: the first that ends like --out.")
     ] = None,
     opset: Annotated[int | None, typer.Option(help="Opset of an ONNX file, 17 or later. Default: 18.")] = None,
-    weights: given.Weights = None,
-    num_classes: given.Classes = None,
-    original: given.Original = None,
-    size: given.Size = None,
-    channels: given.Channels = None,
+    network: common.NetworkOptions,
+    size: common.Size = None,
+    channels: common.Channels = None,
     device: Annotated[str | None, typer.Option(help="Device a pt2 or aot file is for. Default: cpu.")] = None,
-    as_json: given.Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """Write a network to one file that runs without leanconv, and check its answers.
 
@@ -45,10 +43,10 @@ def export(
     import leanconv
     from leanconv.cli.networks import open_network
 
-    place = given.pick_device(device or "cpu") if exporter.per_device else None
-    network = open_network(model, original, weights, num_classes, default_weights="DEFAULT")
-    prepare = network.preprocess(size=size, resize=None, channels=channels, mean=None, std=None)
+    place = common.pick_device(device or "cpu") if exporter.per_device else None
+    opened = open_network(model, network, default_weights="DEFAULT")
+    prepare = opened.preprocess(common.ImageOptions(size=size, channels=channels))
     prepare = prepare.numbers() or prepare
     example = torch.rand(1, prepare.channels, prepare.size, prepare.size, generator=torch.Generator().manual_seed(0))
-    written = leanconv.export(network.model, example, out, format=exporter.name, device=place, opset=opset)
-    print_json(written.to_json()) if as_json else print(written)
+    written = leanconv.export(opened.model, example, out, format=exporter.name, device=place, opset=opset)
+    common.show(written, as_json)

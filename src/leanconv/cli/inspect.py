@@ -7,29 +7,23 @@ from typing import Annotated, Any
 
 import typer
 
-from leanconv.cli import common as given
-from leanconv.cli.json_output import print_json
+from leanconv.cli import common
 
 
 def inspect(
-    model: given.Model,
+    model: common.Model,
+    *,
     images: Annotated[
         Path | None, typer.Option(help="Images to measure sparsity on (zeros behind each activation).")
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="Use at most this many images.")] = 64,
     layers: Annotated[str, typer.Option(help="conv, or all to include Linear layers.")] = "conv",
-    weights: given.Weights = None,
-    num_classes: given.Classes = None,
-    original: given.Original = None,
-    size: given.Size = None,
-    resize: given.Resize = None,
-    channels: given.Channels = None,
-    mean: given.Mean = None,
-    std: given.Std = None,
-    batch: given.Batch = 32,
-    workers: given.Workers = None,
-    device: given.Device = None,
-    as_json: given.Json = False,
+    network: common.NetworkOptions,
+    preprocessing: common.ImageOptions,
+    batch: common.Batch = 32,
+    workers: common.Workers = None,
+    device: common.Device = None,
+    as_json: common.Json = False,
 ) -> None:
     """Show what a network is made of: filters, sizes and where the multiply-accumulates are.
 
@@ -47,21 +41,17 @@ def inspect(
 
     if layers not in ("conv", "all"):
         raise LeanconvError(f"--layers {layers!r} is not known; use conv or all.")
-    place = given.pick_device(device)
-    network = open_network(
-        model, original, weights, num_classes, default_weights="none" if images is None else "DEFAULT"
-    )
-    prepare = network.preprocess(size=size, resize=resize, channels=channels, mean=mean, std=std)
+    place = common.pick_device(device)
+    default_weights = "none" if images is None else "DEFAULT"
+    opened = open_network(model, network, default_weights)
+    prepare = opened.preprocess(preprocessing)
     batches: list[Any] | None = None
     if images is not None:
-        pictures, hands = spread(find_pictures(images), count), given.pick_workers(workers)
-        if kind_of(network.model) is None:
-            batches = list(Pictures(pictures, prepare, batch=batch, workers=hands))
+        pictures, processes = spread(find_pictures(images), count), common.pick_workers(workers)
+        if kind_of(opened.model) is None:
+            batches = list(Pictures(pictures, prepare, batch=batch, workers=processes))
         else:
-            batches = list(WholePictures(pictures, batch=min(batch, 8), workers=hands))
+            batches = list(WholePictures(pictures, batch=min(batch, 8), workers=processes))
     shape = (1, prepare.channels, prepare.size, prepare.size)
-    found = inspect_network(network.model, batches, shape=shape, layers=layers, device=place)  # type: ignore[arg-type]
-    if as_json:
-        print_json(found.to_json())
-    else:
-        print(found)
+    found = inspect_network(opened.model, batches, shape=shape, layers=layers, device=place)  # type: ignore[arg-type]
+    common.show(found, as_json)

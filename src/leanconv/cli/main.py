@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError:  # pragma: no cover - typer is a dependency; this is for installs without dependencies
     sys.exit("leanconv: the command line needs typer and rich; pip install typer rich.")
 
-from leanconv.cli import json_output as output
+from leanconv.cli import common
 from leanconv.cli.accelerate import accelerate
 from leanconv.cli.bench import bench
 from leanconv.cli.compare import compare
@@ -23,6 +23,7 @@ from leanconv.cli.evaluate import evaluate
 from leanconv.cli.export import export
 from leanconv.cli.finetune import finetune
 from leanconv.cli.inspect import inspect
+from leanconv.cli.options import with_single_options
 from leanconv.cli.report import report
 
 app = typer.Typer(
@@ -34,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (accelerate, inspect, evaluate, finetune, bench, export, report, compare, doctor, demo):
-    app.command()(command)
+    app.command()(with_single_options(command))
 
 
 INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
@@ -58,7 +59,7 @@ def _top(
 def run() -> None:
     """Exit 0 on success, 2 with one sentence on bad input, 130 when interrupted."""
     try:
-        with output.only_json("--json" in sys.argv):
+        with common.only_json("--json" in sys.argv):
             code = app(standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # the parser's word for Ctrl-C
@@ -97,4 +98,4 @@ def _stopped() -> None:
 def _say(sentence: str) -> None:
     print(f"leanconv: error: {sentence}", file=sys.stderr)
     if "--json" in sys.argv:
-        output.print_json({"error": sentence})
+        common.print_json({"error": sentence})

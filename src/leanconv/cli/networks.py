@@ -1,4 +1,4 @@
-"""The network MODEL names, with its weights and the preprocessing that goes with them."""
+"""From MODEL to a network with its weights and its preprocessing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from leanconv.cli.common import ImageOptions, NetworkOptions, is_saved
 from leanconv.errors import LeanconvError, listing, unknown_name
 
 if TYPE_CHECKING:
@@ -22,32 +23,37 @@ if TYPE_CHECKING:
     from leanconv.result import Accelerated
 
 
+RANDOM = NetworkOptions()
+
+
 @dataclass(frozen=True)
 class Opened:
-    """A network, the preset its weights were trained with, by torchvision's name, the preprocessing a saved folder
-    remembers, and where the network comes from; None where that does not apply."""
+    """A network; torchvision's name of its trained weights, the preprocessing of a saved folder, and how to build the
+    network again, each where there is one."""
 
     model: nn.Module
     preset: str | None = None
     remembered: Preprocess | None = None
     source: Source | None = None
 
-    def preprocess(
-        self, *, size: int | None, resize: int | None, channels: int | None, mean: str | None, std: str | None
-    ) -> Preprocess:
-        """The weights' own preset, or what the folder remembers, changed where the user says otherwise."""
+    @property
+    def has_preprocessing(self) -> bool:
+        return self.preset is not None or self.remembered is not None
+
+    def preprocess(self, options: ImageOptions) -> Preprocess:
+        """That of the weights or of the folder, changed by the options."""
         from leanconv.images import Preprocess
 
-        if channels == 2:
+        if options.channels == 2:
             raise LeanconvError("--channels 2 is not an image; use 3 for colour or 1 for grey.")
         base = self.remembered or Preprocess()
         if self.preset is not None:
             import torchvision
 
-            if channels == 1:
+            if options.channels == 1:
                 raise LeanconvError("--channels 1 does not go with trained weights by name, which take colour.")
             known = Preprocess(transform=torchvision.models.get_weight(self.preset).transforms())
-            if all(option is None for option in (size, resize, mean, std)):
+            if replace(options, channels=None) == ImageOptions():
                 return known
             numbers = known.numbers()
             if numbers is None:
@@ -55,16 +61,16 @@ class Opened:
                     f"the preprocessing of {self.preset!r} cannot be changed; leave --size, --resize, --mean and --std."
                 )
             base = numbers
-        side, depth = size or base.size, channels or base.channels
-        deviation = _numbers("--std", std, depth) if std else base.std
-        if any(value <= 0 for value in deviation):
-            raise LeanconvError(f"--std {std!r} must be above 0.")
+        size, channels = options.size or base.size, options.channels or base.channels
+        std = _numbers("--std", options.std, channels) if options.std else base.std
+        if any(value <= 0 for value in std):
+            raise LeanconvError(f"--std {options.std!r} must be above 0.")
         return Preprocess(
-            size=side,
-            resize=resize or (base.resize if side == base.size else round(side * 256 / 224)),
-            channels=depth,
-            mean=_numbers("--mean", mean, depth) if mean else base.mean,
-            std=deviation,
+            size=size,
+            resize=options.resize or (base.resize if size == base.size else round(size * 256 / 224)),
+            channels=channels,
+            mean=_numbers("--mean", options.mean, channels) if options.mean else base.mean,
+            std=std,
         )
 
 
@@ -78,17 +84,17 @@ def _numbers(option: str, text: str, channels: int) -> tuple[float, ...]:
     return values
 
 
-def load_network(spec: str, weights: str | None, classes: int | None, *, default_weights: str) -> Opened:
-    """The network ``spec`` names. ``default_weights`` is what no --weights means for a named network."""
+def load_network(spec: str, options: NetworkOptions = RANDOM, default_weights: str = "none") -> Opened:
+    """The network with the name ``spec``. ``default_weights`` are those of a named network without --weights."""
     from leanconv.network.source import Source, build
 
     library, colon, name = spec.partition(":")
     if not colon:
         library, name = "torchvision", spec
     elif library not in ("timm", "leanconv"):
-        return _from_file(spec, weights)
-    source = Source(library=library, name=name, classes=classes)  # type: ignore[arg-type]
-    asked = default_weights if weights is None else weights
+        return _from_file(spec, options.weights)
+    source = Source(library=library, name=name, classes=options.num_classes)  # type: ignore[arg-type]
+    asked = default_weights if options.weights is None else options.weights
     if Path(asked).is_file():
         return Opened(_filled(build(source), Path(asked)), source=source)
     if asked.lower() == "none":
@@ -97,7 +103,7 @@ def load_network(spec: str, weights: str | None, classes: int | None, *, default
         return Opened(_downloaded(lambda: build(source, pretrained=True), spec), source=source)
     if library == "leanconv":
         build(source)  # says if there is no such network, and which are near
-        missing = "" if weights is None else f", and {weights!r} is no file"
+        missing = "" if options.weights is None else f", and {options.weights!r} is no file"
         raise LeanconvError(
             f"MODEL {spec!r} has no trained weights by name{missing}; give --weights FILE, or --weights none for "
             "random ones."
@@ -209,8 +215,7 @@ def _state_of(path: Path) -> dict[str, torch.Tensor]:
 
 def _filled(model: nn.Module, path: Path) -> nn.Module:
     state, own = _state_of(path), model.state_dict()
-    missing = [key for key in own if key not in state]
-    extra = [key for key in state if key not in own]
+    missing, extra = [key for key in own if key not in state], [key for key in state if key not in own]
     shapes = [key for key in own if key in state and own[key].shape != state[key].shape]
     problems = [f"{word} {listing(keys, 3)}" for word, keys in (("lacks", missing), ("has unknown", extra)) if keys]
     problems += [f"{key} is {tuple(state[key].shape)}, the network has {tuple(own[key].shape)}" for key in shapes[:2]]
@@ -221,62 +226,60 @@ def _filled(model: nn.Module, path: Path) -> nn.Module:
     return model
 
 
-def open_together(
-    specs: Sequence[str], original: str | None, weights: str | None, classes: int | None, *, default_weights: str
-) -> list[Opened]:
-    """All of these; ``weights`` belong to the first. A folder made from the user's own code is rebuilt by ``original``,
+def open_together(specs: Sequence[str], options: NetworkOptions, default_weights: str = "none") -> list[Opened]:
+    """All of these; the weights belong to the first. A folder made from the user's own code is rebuilt by the original,
     or else by the network it is compared with."""
     from leanconv.storage.folder import read_description
 
     plain = next((spec for spec in specs if not is_saved(spec)), None)
     networks = []
-    for number, spec in enumerate(specs):
-        base = original
+    for index, spec in enumerate(specs):
+        base = options.original
         if not is_saved(spec):
-            base = None if any(map(is_saved, specs)) else original
-        elif original is None and read_description(Path(spec))["source"]["library"] == "other":
+            base = None if any(map(is_saved, specs)) else base
+        elif base is None and read_description(Path(spec))["source"]["library"] == "other":
             base = plain
-        networks.append(open_network(spec, base, None if number else weights, classes, default_weights=default_weights))
+        of_this = replace(options, original=base, weights=None if index else options.weights)
+        networks.append(open_network(spec, of_this, default_weights))
     return networks
 
 
-def preprocess_together(networks: Sequence[Opened], specs: Sequence[str], **asked: Any) -> Preprocess:
-    """Of the first network that has any of its own; networks that differ in theirs need the user's word."""
-    own = [network for network in networks if network.preset is not None or network.remembered is not None]
-    known = [network.preprocess(**asked).to_json(network.preset) for network in own]
-    if any(each != known[0] for each in known) and all(value is None for value in asked.values()):
+def preprocess_together(networks: Sequence[Opened], specs: Sequence[str], options: ImageOptions) -> Preprocess:
+    """That of the first network that has its own. If networks differ, the user must choose."""
+    own = [network for network in networks if network.has_preprocessing]
+    known = [network.preprocess(options).to_json(network.preset) for network in own]
+    if any(each != known[0] for each in known) and options == ImageOptions():
         raise LeanconvError(
             f"{' and '.join(specs)} were made for different preprocessing; give --size, --resize, --mean or --std for "
             "both."
         )
-    return (own or networks)[0].preprocess(**asked)
+    return first_with_preprocessing(networks).preprocess(options)
 
 
-def open_network(
-    spec: str, original: str | None, weights: str | None, classes: int | None, *, default_weights: str
-) -> Opened:
-    """``original`` is file.py:callable for a folder whose network leanconv cannot build by name."""
+def first_with_preprocessing(networks: Sequence[Opened]) -> Opened:
+    return next((network for network in networks if network.has_preprocessing), networks[0])
+
+
+def open_network(spec: str, options: NetworkOptions, default_weights: str = "none") -> Opened:
+    """A saved folder, or ``load_network``."""
     if not is_saved(spec):
-        if original is not None:
+        if options.original is not None:
             raise LeanconvError(f"--model goes with a saved folder, and {spec!r} is none.")
-        return load_network(spec, weights, classes, default_weights=default_weights)
+        return load_network(spec, options, default_weights)
     from leanconv.storage.folder import load_result
 
-    if weights is not None:
+    if options.weights is not None:
         raise LeanconvError("--weights does not go with a saved folder, which has its own.")
-    base = None if original is None else load_network(original, "none", classes, default_weights="none").model
+    base = None
+    if options.original is not None:
+        base = load_network(options.original, NetworkOptions(num_classes=options.num_classes)).model
     return opened(load_result(Path(spec), base))
 
 
 def opened(result: Accelerated) -> Opened:
-    """A saved result's network, and the preprocessing it remembers."""
+    """The network of a saved result, with its preprocessing."""
     from leanconv.images import Preprocess
 
     if result.preprocess is None:
         return Opened(result.model)
     return Opened(result.model, result.preprocess["preset"], Preprocess.from_json(result.preprocess))
-
-
-def is_saved(spec: str) -> bool:
-    """Whether MODEL is a folder ``result.save`` may have written."""
-    return Path(spec).is_dir()

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import common as given
-from leanconv.cli.json_output import print_json
+from leanconv.cli import common
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Saved folders, as accelerate --out writes them.")],
+    folders: common.Folders,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -20,7 +19,7 @@ def report(
             "comparison.html here for several folders."
         ),
     ] = None,
-    as_json: given.Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """Write one self-contained HTML page about a saved network: what was done to it, what it cost, what to try next.
 
@@ -35,17 +34,14 @@ def report(
 
     leanconv report vgg16-3x vgg16-4x vgg16-5x --out vgg16.html
     """
-    from leanconv.report import COMPARISON, check_comparison, write_comparison, write_report
+    from leanconv.report import COMPARISON, write_comparison, write_report
+    from leanconv.report.comparison import compare
 
     if len(folders) == 1:
         path = write_report(folders[0], out)
     else:
-        from leanconv.report.comparison import compare
-
-        path = out or Path(COMPARISON)
-        check_comparison(path)
-        write_comparison(compare(folders), path)
+        path = write_comparison(compare(folders), out or Path(COMPARISON))
     if as_json:
-        print_json({"report": str(path), "bytes": path.stat().st_size})
+        common.print_json({"report": str(path), "bytes": path.stat().st_size})
     else:
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, open it in a browser")

@@ -172,7 +172,7 @@ class _Run:
             if scenes.remark and self.team.is_main:
                 warn(scenes.remark)
             scenes = scenes.spread(limit or len(scenes))
-            if not any(bool((~scene.objects.difficult).any()) for scene in scenes.scenes):
+            if not any(bool((~scene.target["difficult"]).any()) for scene in scenes.scenes):
                 raise no_objects()
             total, mine, classes = len(scenes), self._share(len(scenes)), scenes.classes
             steps = -(-len(mine) // self.batch)

@@ -16,7 +16,7 @@ from leanconv.network.user_model import model_failed
 
 if TYPE_CHECKING:  # training uses this module, and reads no pictures
     from leanconv.evaluation.class_names import ClassIndices
-    from leanconv.images.picture_set import PictureSet
+    from leanconv.images.loading import PictureSet
 
 # The name of a single network in errors.
 NAMELESS = "the model"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """Shorter side to ``resize``, centre crop of ``size``, to [0, 1], normalise. ``transform``, a callable on PIL
-    images such as the preset that belongs to trained weights, replaces all of it."""
+    """Shorter side to ``resize``, centre crop of ``size``, to [0, 1], normalise. ``transform``, a function of PIL
+    images such as the preset of trained weights, replaces all of it."""
 
     size: int = 224
     resize: int = 256
@@ -34,44 +34,30 @@ class Preprocess:
     transform: Callable[[Image.Image], Any] | None = None
 
     def numbers(self) -> Preprocess | None:
-        """The same in numbers, where a preset's transform says them; None where it does not."""
-        known: Any = self.transform
-        if known is None:
+        """The same without ``transform``; None where the transform does not have these numbers."""
+        preset: Any = self.transform
+        if preset is None:
             return self
-        if not hasattr(known, "crop_size"):
+        if not hasattr(preset, "crop_size"):
             return None
-        (size,), (resize,) = known.crop_size, known.resize_size
-        return Preprocess(
-            size=size, resize=resize, channels=self.channels, mean=tuple(known.mean), std=tuple(known.std)
-        )
+        (size,), (resize,), mean, std = preset.crop_size, preset.resize_size, tuple(preset.mean), tuple(preset.std)
+        return Preprocess(size=size, resize=resize, channels=self.channels, mean=mean, std=std)
 
     def to_json(self, preset: str | None = None) -> dict[str, Any]:
         """Plain data. ``preset`` is torchvision's name of the transform, where there is one."""
-        return {
-            "preset": preset if self.transform is not None else None,
-            "size": self.size,
-            "resize": self.resize,
-            "channels": self.channels,
-            "mean": list(self.mean),
-            "std": list(self.std),
-        }
+        numbers = {"size": self.size, "resize": self.resize, "channels": self.channels}
+        name = None if self.transform is None else preset
+        return {"preset": name, **numbers, "mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Preprocess:
-        transform = None
-        if data["preset"] is not None:
-            transform = torchvision.models.get_weight(data["preset"]).transforms()
-        return cls(
-            size=data["size"],
-            resize=data["resize"],
-            channels=data["channels"],
-            mean=tuple(data["mean"]),
-            std=tuple(data["std"]),
-            transform=transform,
-        )
+        preset = data["preset"]
+        transform = None if preset is None else torchvision.models.get_weight(preset).transforms()
+        numbers = {name: data[name] for name in ("size", "resize", "channels")}
+        return cls(**numbers, mean=tuple(data["mean"]), std=tuple(data["std"]), transform=transform)
 
     def __call__(self, encoded: bytes) -> Tensor:
-        picture = self.opened(encoded)
+        picture = self.decoded(encoded)
         if self.transform is not None:
             result = self.transform(picture)
             assert isinstance(result, Tensor)
@@ -79,24 +65,24 @@ class Preprocess:
         if picture.size != (self.size, self.size):
             picture = F.resize(picture, [self.resize], interpolation=InterpolationMode.BILINEAR, antialias=True)
             picture = F.center_crop(picture, [self.size, self.size])
-        return normalised(picture, self.mean[: self.channels], self.std[: self.channels])
+        return self.normalised(picture)
 
-    def opened(self, encoded: bytes) -> Image.Image:
+    def decoded(self, encoded: bytes) -> Image.Image:
         """The picture in eight bits, grey or colour as the network takes it."""
-        with Image.open(io.BytesIO(encoded)) as opened:
-            return _eight_bit(opened).convert("L" if self.channels == 1 else "RGB")
+        with Image.open(io.BytesIO(encoded)) as image:
+            return _eight_bit(image).convert("L" if self.channels == 1 else "RGB")
+
+    def normalised(self, picture: Image.Image) -> Tensor:
+        """channels x height x width, (values in [0, 1] - mean) / std."""
+        mean, std = (torch.tensor(values[: self.channels])[:, None, None] for values in (self.mean, self.std))
+        result: Tensor = (F.to_tensor(picture) - mean) / std
+        return result
 
 
 def whole_picture(encoded: bytes) -> Tensor:
     """3 x height x width, values from 0 to 1, nothing cut off: detectors resize and normalise themselves."""
-    image: Tensor = F.to_tensor(Preprocess().opened(encoded))
+    image: Tensor = F.to_tensor(Preprocess().decoded(encoded))
     return image
-
-
-def normalised(picture: Image.Image, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """channels x height x width, (values in [0, 1] - mean) / std."""
-    result: Tensor = (F.to_tensor(picture) - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
-    return result
 
 
 def _eight_bit(picture: Image.Image) -> Image.Image:
@@ -120,7 +106,12 @@ class TenViews:
     preprocess: Preprocess
 
     def __post_init__(self) -> None:
-        numbers = self._numbers()
+        numbers = self.preprocess.numbers()
+        if numbers is None:
+            raise LeanconvError(
+                "ten views need sizes, which the network's own preprocessing "
+                f"({type(self.preprocess.transform).__name__}) does not say; give --size and --resize."
+            )
         if numbers.resize < numbers.size:
             raise LeanconvError(
                 f"ten views of {numbers.size} x {numbers.size} do not fit a picture whose shorter side is "
@@ -128,22 +119,13 @@ class TenViews:
             )
 
     def __call__(self, encoded: bytes) -> Tensor:
-        numbers, known = self._numbers(), self.preprocess.transform
+        numbers, preset = self.preprocess.numbers(), self.preprocess.transform
+        assert numbers is not None
         picture = F.resize(
-            self.preprocess.opened(encoded),
+            self.preprocess.decoded(encoded),
             [numbers.resize],
-            interpolation=getattr(known, "interpolation", InterpolationMode.BILINEAR),
-            antialias=getattr(known, "antialias", True),
+            interpolation=getattr(preset, "interpolation", InterpolationMode.BILINEAR),
+            antialias=getattr(preset, "antialias", True),
         )
-        mean, std = numbers.mean[: numbers.channels], numbers.std[: numbers.channels]
-        five = torch.stack([normalised(crop, mean, std) for crop in F.five_crop(picture, [numbers.size] * 2)])
+        five = torch.stack([numbers.normalised(crop) for crop in F.five_crop(picture, [numbers.size] * 2)])
         return torch.cat([five, five.flip(-1)])
-
-    def _numbers(self) -> Preprocess:
-        numbers = self.preprocess.numbers()
-        if numbers is None:
-            raise LeanconvError(
-                "ten views need sizes, which the network's own preprocessing "
-                f"({type(self.preprocess.transform).__name__}) does not say; give --size and --resize."
-            )
-        return numbers

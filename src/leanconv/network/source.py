@@ -73,7 +73,7 @@ def _candidates(kind: type[nn.Module], outputs: int | None) -> Iterator[Source]:
         family = [name for name in list_models() if get_model_builder(name).__module__ == kind.__module__]
         for flags, classes, name in product(VARIANTS, (None, outputs), family):
             yield Source(library="torchvision", name=name, classes=classes, flags=flags)
-    elif kind.__module__.startswith("leanconv.models."):
+    elif kind.__module__.startswith("leanconv.models"):
         for classes, name in product((None, outputs), models.BUILDERS):
             yield Source(library="leanconv", name=name, classes=classes)
 

@@ -12,6 +12,7 @@ from leanconv.evaluation.paired import points
 from leanconv.report.advice import remarks
 from leanconv.report.facts import Facts, facts_of
 from leanconv.report.measured import Score
+from leanconv.system.text_table import table as text_table
 
 WIDEST = 31  # characters of the name of an original
 CUT = "..."
@@ -27,6 +28,10 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         return {"results": [result.to_json() for result in self.results], "remarks": list(self.remarks)}
+
+    def __str__(self) -> str:
+        texts = [text_table(table.heads, table.rows, left=table.left) for table in tables(self.results)]
+        return "\n\n".join([*texts, *(["\n".join(self.remarks)] if self.remarks else [])])
 
 
 def compare(folders: Sequence[str | Path]) -> Comparison:

@@ -19,10 +19,10 @@ from leanconv.storage.records import read_record
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFacts:
-    """A layer that counts. ``scheme`` is None where it was not replaced; then only MACs and the reason are known.
+    """A layer that counts. ``scheme`` is None if it was not replaced; then only MACs and the reason are known.
 
-    ``limits`` are the full ranks that ``ranks`` were chosen from, ``kinds`` what they are ranks of; ``responses`` and
-    ``filters`` are the shares of energy that the ranks keep of each.
+    ``limits`` are the full ranks of ``ranks``, ``kinds`` the names of their axes; ``responses`` and ``filters`` are the
+    shares of energy that the ranks keep of each.
     """
 
     name: str
@@ -43,11 +43,11 @@ class LayerFacts:
 
     @property
     def label(self) -> str:
-        """The form and its ranks."""
         return form_label(self.scheme, self.ranks)
 
 
 def form_label(scheme: str | None, ranks: tuple[int, ...]) -> str:
+    """The form and its ranks, for people."""
     return "not replaced" if scheme is None else f"{scheme} {' × '.join(map(str, ranks))}"
 
 
@@ -151,8 +151,8 @@ def facts_of(folder: Path) -> Facts:
 
 
 def _layers(data: dict[str, Any], spectra: KeptSpectra | None) -> list[LayerFacts]:
-    """Every layer that counts, in the order they run. Without spectra the MACs of those that were not replaced are
-    known together only; they are one entry then."""
+    """Every layer that counts, in the order they run. Without spectra only the sum of the MACs of all layers that were
+    not replaced is known; they are one entry then."""
     changes = {change["name"]: Change.from_json(change) for change in data["changes"]}
     done = {layer["name"]: _accelerated(layer, changes[layer["name"]], spectra) for layer in data["layers"]}
     if spectra is not None:
@@ -169,7 +169,8 @@ def _layers(data: dict[str, Any], spectra: KeptSpectra | None) -> list[LayerFact
 
 def _accelerated(layer: dict[str, Any], change: Change, spectra: KeptSpectra | None) -> LayerFacts:
     geometry, form, ranks = change.geometry, change.form, tuple(layer["ranks"])
-    known = next((one for one in (spectra.candidates if spectra else ()) if one.name == layer["name"]), None)
+    candidates = spectra.candidates if spectra else ()
+    known = next((candidate for candidate in candidates if candidate.name == layer["name"]), None)
     filters = layer["energy"] if form.axes and RESPONSES not in form.axes else None
     for axis, rank in zip(form.axes, ranks, strict=False):
         spectrum = None if known is None or axis is RESPONSES else known.spectrum(axis)
@@ -185,7 +186,7 @@ def _accelerated(layer: dict[str, Any], change: Change, spectra: KeptSpectra | N
 
 
 def _short(source: dict[str, Any]) -> str:
-    """A class goes by its own name, without the modules it lies in."""
+    """The name of a class without that of its module."""
     name: str = source["name"]
     plain = source["library"] == "other" and ":" not in name and "/" not in name
     return name.rpartition(".")[2] if plain else name

@@ -1,4 +1,4 @@
-"""What ``bench --record`` and ``evaluate --record`` left in a folder, as one type for every kind of network."""
+"""The records of ``bench --record`` and ``evaluate --record`` in a folder, in one form for every kind of network."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A measure as shares; ``original`` and what is lost are None where the accelerated network was measured alone,
-    the ``interval`` of the loss where the measure has none."""
+    """A measure, from 0 to 1. Without the original's ``original`` and ``lost`` are None; ``interval`` is that of the
+    loss, if the measure has one."""
 
     label: str
     value: float
@@ -80,7 +80,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """``options`` of ``leanconv evaluate`` say what it was measured on."""
+    """``options`` are those of ``leanconv evaluate`` that say which data."""
 
     scores: list[Score]  # the most important first
     images: int
@@ -90,26 +90,25 @@ class Accuracy:
 
 
 def times_of(data: dict[str, Any], folder: Path) -> Times | None:
-    """Of ``bench.json``; None where one network was timed alone, which says nothing about speed-up."""
+    """From ``bench.json``; None if only one network was timed, as that says nothing about speed-up."""
     try:
         machine, conditions = data["machine"], data["conditions"]
         gpu, threads = machine["gpu"], machine["threads"]
         setting = {"threads": threads, "device": gpu or machine["cpu"], "gpu": gpu is not None}
         setting |= {"dtype": conditions["dtype"], "size": conditions["input"]}
         measurements = [
-            Timed(runtime=one["runtime"], **setting, **_before_after(one, list(one["networks"].values()), one["ratio"]))
-            for one in data["measurements"]
-            if one["ratio"] is not None
+            Timed(runtime=row["runtime"], **setting, **_before_after(row, list(row["networks"].values()), row["ratio"]))
+            for row in data["measurements"]
+            if row["ratio"] is not None
         ]
-        smallest = min((one["batch"] for one in data["layers"]), default=None)
+        smallest = min((row["batch"] for row in data["layers"]), default=None)
         layers = [
             LayerTimed(
-                name=one["name"],
-                macs_ratio=one["macs_ratio"],
-                **_before_after(one, [one["before"], one["after"]], one["time_ratio"]),
+                **{name: row[name] for name in ("name", "macs_ratio")},
+                **_before_after(row, [row["before"], row["after"]], row["time_ratio"]),
             )
-            for one in data["layers"]
-            if one["batch"] == smallest
+            for row in data["layers"]
+            if row["batch"] == smallest
         ]
         where = gpu or f"{machine['cpu']}, {threads} thread{'' if threads == 1 else 's'}"
         where = f"{where}, torch {machine['torch']}, {conditions['dtype']}, {conditions['input']}"
@@ -119,22 +118,22 @@ def times_of(data: dict[str, Any], folder: Path) -> Times | None:
     return Times(measurements=measurements, layers=layers, machine=where, notes=notes) if measurements else None
 
 
-def _before_after(one: dict[str, Any], networks: list[dict[str, Any]], ratio: dict[str, Any]) -> dict[str, Any]:
-    before, after = (Interval(value=net["median_ms"], low=net["low_ms"], high=net["high_ms"]) for net in networks)
-    noisy = any(net["noisy"] for net in networks)
-    return {"batch": one["batch"], "before": before, "after": after, "ratio": Interval(**ratio), "noisy": noisy}
+def _before_after(row: dict[str, Any], timings: list[dict[str, Any]], ratio: dict[str, Any]) -> dict[str, Any]:
+    before, after = (Interval(value=each["median_ms"], low=each["low_ms"], high=each["high_ms"]) for each in timings)
+    noisy = any(each["noisy"] for each in timings)
+    return {"batch": row["batch"], "before": before, "after": after, "ratio": Interval(**ratio), "noisy": noisy}
 
 
 def accuracy_of(data: dict[str, Any], folder: Path) -> Accuracy:
-    """Of ``evaluation.json``: of a classifier or a detector, alone or together with the original."""
-    usual = {"views": 1, "split": None, "metric": "voc"}
+    """From ``evaluation.json``: a classifier or a detector, alone or together with the original."""
+    defaults = {"views": 1, "split": None, "metric": "voc"}
     try:
         if "map" in data:
             scores = [_score(f"mAP ({data['metric']})", data["map"])]
         else:
             scores = [_score("top-1", data["top1"]), _score("top-5", data["top5"])]
         options = ["--data", str(data["data"])]
-        for key, value in usual.items():
+        for key, value in defaults.items():
             options += [f"--{key}", str(data[key])] if data.get(key, value) != value else []
         return Accuracy(
             scores=scores,

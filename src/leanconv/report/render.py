@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -27,9 +27,7 @@ from leanconv.system.atomic_files import cannot_write, check_name, check_parent,
 
 REPORT = "report.html"
 COMPARISON = "comparison.html"
-# In the first bytes of every page: what says that a file is one of leanconv's, and may be replaced by its like.
-REPORT_MARK = "leanconv report, version 1"
-COMPARISON_MARK = "leanconv comparison, version 1"
+Kind = Literal["report", "comparison"]
 # Points of an energy curve: no more than can be seen.
 CURVE = 160
 
@@ -38,50 +36,47 @@ AXES = tuple(dict.fromkeys(axis for form in FORMS.values() for axis in form.axes
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the page of a saved ``folder`` to ``out``, by default ``report.html`` inside it. A report that is there is
+    """Write the page of a saved ``folder`` to ``out``, by default ``report.html`` inside it. An earlier report is
     replaced, any other file is not."""
     folder = Path(folder)
     path = folder / REPORT if out is None else Path(out)
-    check_report(path)
-    return _put(page(facts_of(folder)), path)
+    check_page(path, "report")
+    return _write(page(facts_of(folder)), path)
 
 
 def write_comparison(comparison: Comparison, path: str | Path) -> Path:
-    """Write the page of several folders to ``path``. A comparison that is there is replaced, any other file is not."""
-    check_comparison(Path(path))
-    return _put(comparison_page(comparison), Path(path))
+    """Write the page of several folders to ``path``. An earlier comparison is replaced, any other file is not."""
+    check_page(Path(path), "comparison")
+    return _write(comparison_page(comparison), Path(path))
 
 
-def check_report(path: Path) -> None:
-    """Refuse, before any work is done for it, a place that cannot take a report or a machine that cannot draw one."""
-    _check_place(path, REPORT_MARK, "report")
-
-
-def check_comparison(path: Path) -> None:
-    _check_place(path, COMPARISON_MARK, "comparison")
-
-
-def _check_place(path: Path, mark: str, what: str) -> None:
+def check_page(path: Path, kind: Kind) -> None:
+    """Before any work: can a page be written to ``path``, and does this machine have what draws it?"""
     check_name(path, "file", 150)
     taken = is_taken(path)
     if taken and path.is_dir():
         raise LeanconvError(f"--out {str(path)!r} is a folder; give the name of a file, such as report.html.")
-    if taken and not _is_marked(path, mark):
-        raise LeanconvError(f"{str(path)!r} exists and is no {what} of leanconv; choose another name or remove it.")
+    if taken and not _is_page(path, kind):
+        raise LeanconvError(f"{str(path)!r} exists and is no {kind} of leanconv; choose another name or remove it.")
     check_parent(path)
     plotly_js()
 
 
-def _is_marked(path: Path, mark: str) -> bool:
+def _mark(kind: Kind) -> str:
+    """In the first bytes of a page: such a file may be replaced by another page of its kind."""
+    return f"leanconv {kind}, version 1"
+
+
+def _is_page(path: Path, kind: Kind) -> bool:
     try:
         with path.open("rb") as file:
-            return mark.encode() in file.read(200)
+            return _mark(kind).encode() in file.read(200)
     except OSError:
         return False
 
 
-def _put(text: str, path: Path) -> Path:
-    """Write ``text`` and the folders it needs; where that fails, none of them is left."""
+def _write(text: str, path: Path) -> Path:
+    """Write ``text`` and the folders it needs; if that fails, none of them is left."""
     try:
         with folders_of(path):
             write_whole(path, text)
@@ -96,7 +91,7 @@ def page(facts: Facts) -> str:
     chosen = ranks if isinstance(ranks, str) else "given by hand"
     return _rendered(
         "report.html.j2",
-        mark=REPORT_MARK,
+        mark=_mark("report"),
         facts=facts,
         # Whether responses were fitted, which the solver and asymmetric are about.
         fitted=any(RESPONSES.name in layer.kinds for layer in facts.layers),
@@ -119,7 +114,7 @@ def comparison_page(comparison: Comparison) -> str:
     measure = listing(dict.fromkeys(one.accuracy.scores[0].label for one in results if one.accuracy))
     return _rendered(
         "comparison.html.j2",
-        mark=COMPARISON_MARK,
+        mark=_mark("comparison"),
         results=results,
         sources=listing(dict.fromkeys(one.source for one in results)),
         measure=measure,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import leanconv
-from leanconv import LeanconvError, models
+from benchmarks.detection.networks import fast_rcnn_vgg16, faster_rcnn_vgg16
+from leanconv import LeanconvError
 from tests.support.networks import small_features
 from tests.support.pictures import smooth_images
 
@@ -18,7 +19,7 @@ BOX = torch.tensor([[14.0, 10.0, 50.0, 42.0]])
 
 
 def detector(name: str, features: nn.Module | None = None, **arguments) -> nn.Module:
-    builder = {"fast": models.fast_rcnn_vgg16, "faster": models.faster_rcnn_vgg16}[name]
+    builder = {"fast": fast_rcnn_vgg16, "faster": faster_rcnn_vgg16}[name]
     features = small_features() if features is None else features
     torch.manual_seed(1)
     given = {"features": features, "width": 24, "dropout": 0.0, "min_size": 64, "max_size": 96}
@@ -155,7 +156,7 @@ def test_frozen_blocks_get_no_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_vgg16_loses_its_last_pooling_and_keeps_its_numbers(name: str) -> None:
-    builder = {"fast": models.fast_rcnn_vgg16, "faster": models.faster_rcnn_vgg16}[name]
+    builder = {"fast": fast_rcnn_vgg16, "faster": faster_rcnn_vgg16}[name]
     network = builder(21, width=4)
     assert [key for key, _ in network.backbone.named_children()] == [str(number) for number in range(30)]
     assert network.backbone.out_channels == 512
@@ -184,7 +185,7 @@ def test_bad_arguments_are_named(name: str, arguments: dict, sentence: str) -> N
 
 def test_more_bad_arguments_are_named() -> None:
     with pytest.raises(LeanconvError, match="num_classes=1 must be a whole number from 2"):
-        models.faster_rcnn_vgg16(1)
+        faster_rcnn_vgg16(1)
     with pytest.raises(LeanconvError, match="did you mean box_score_thresh"):
         detector("faster", box_score_tresh=0.1)
     network, (image, target) = detector("fast"), scene()
