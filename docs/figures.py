@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 import leanconv
-from leanconv.demo import CALIBRATION, TRAINING, digits, train
+from leanconv.demo import CALIBRATION, METHODS, TRAINING, digits, train
 from leanconv.evaluation.classification import accuracy, logits_of
-from leanconv.pipeline.paper_methods import METHODS
 from leanconv.solve import spectrum
 
 matplotlib.use("Agg")

@@ -30,8 +30,7 @@ from benchmarks.detection.networks import MEAN, STD
 from benchmarks.detection.training import build, original
 from leanconv.images import Preprocess, find_pictures
 from leanconv.images.loading import spread, stream
-from leanconv.ranks.latency.layer_times import finishing
-from leanconv.runtimes.bench.measure import interleaved, paired_ratio, timing
+from leanconv.runtimes.bench.measure import interleaved, paired_ratio, timing, wait_for
 
 CLASSES = 20  # of VOC
 QUICK = {"solver": "linear", "refine": "none", "progress": False}  # neither has a say in the ranks
@@ -85,7 +84,7 @@ def row(title: str, speedup: float, networks: dict[str, nn.Module], batch: Tenso
     for name, network in networks.items():
         calls[name] = lambda network=network: network(images)
         calls[f"{name}, backbone"] = lambda network=network: network.backbone(canvases)
-    found = interleaved(calls, seconds=options.seconds, finish=finishing(torch.device(options.device))).times
+    found = interleaved(calls, seconds=options.seconds, finish=wait_for(torch.device(options.device))).times
     return {
         "title": title,
         "speedup": speedup,

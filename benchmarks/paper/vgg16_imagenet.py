@@ -22,8 +22,8 @@ import leanconv
 from benchmarks.common.machine import machine
 from benchmarks.common.results import RESULTS, write_results
 from benchmarks.common.vgg16_probe import read_pictures, vgg16_probe
+from leanconv.demo import METHODS
 from leanconv.evaluation.classification import accuracy, agreement, logits_of
-from leanconv.pipeline.paper_methods import METHODS
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

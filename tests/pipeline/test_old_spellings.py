@@ -10,7 +10,7 @@ import torch
 
 import leanconv
 from leanconv.api import OLD
-from leanconv.ranks.latency import layer_times, plan
+from leanconv.ranks.latency import layer_times, selector
 from tests.support.equality import assert_equal
 from tests.support.networks import plain_network
 from tests.support.pictures import smooth_images
@@ -36,8 +36,8 @@ def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are taken in a moment, and kept in a folder of the test."""
     monkeypatch.setenv("LEANCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(layer_times, "SECONDS", 0.0)
-    monkeypatch.setattr(plan, "SECONDS", 0.01)
-    monkeypatch.setattr("leanconv.ranks.latency.grid.sizes", lambda limit: [r for r in (4, 8, 16) if r <= limit])
+    monkeypatch.setattr(selector, "SECONDS", 0.01)
+    monkeypatch.setattr("leanconv.ranks.latency.choose.sizes", lambda limit: [r for r in (4, 8, 16) if r <= limit])
 
 
 def run(**arguments: Any) -> leanconv.Accelerated:

@@ -23,13 +23,30 @@ from leanconv.forms import CHANNEL, RESPONSES, SCHEMES, SPATIAL, THREE_D, Choice
 from leanconv.forms.spatial import FILTERS
 from leanconv.network.survey import survey
 from leanconv.ranks import Candidate
-from leanconv.ranks.by_latency import Timed, best_at, merit, partner, reach, select_timed, undominated
 from leanconv.ranks.latency import layer_times as measure
-from leanconv.ranks.latency import plan
-from leanconv.ranks.latency.cache import Cache, folder
-from leanconv.ranks.latency.grid import LayerTimes, forms, sizes
-from leanconv.ranks.latency.layer_times import Stopwatch, conditions_of, example_of, form_network, key_of
-from leanconv.ranks.latency.onnx_writer import written
+from leanconv.ranks.latency import selector
+from leanconv.ranks.latency.choose import (
+    Times,
+    best_at,
+    forms,
+    interpolated,
+    merit,
+    partner,
+    reach,
+    select_timed,
+    sizes,
+    undominated,
+)
+from leanconv.ranks.latency.layer_times import (
+    Cache,
+    Stopwatch,
+    conditions_of,
+    example_of,
+    folder,
+    form_network,
+    key_of,
+    written,
+)
 from leanconv.runtimes.bench.measure import Rounds
 from leanconv.runtimes.runners import RUNTIMES
 from tests.support.candidates import NETWORK, candidate
@@ -45,40 +62,38 @@ def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are taken in a moment, of few forms, and kept in a folder of the test."""
     monkeypatch.setenv("LEANCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(measure, "SECONDS", 0.0)
-    monkeypatch.setattr(plan, "SECONDS", 0.01)
-    monkeypatch.setattr("leanconv.ranks.latency.grid.sizes", lambda limit: [r for r in (4, 8, 16) if r <= limit])
+    monkeypatch.setattr(selector, "SECONDS", 0.01)
+    monkeypatch.setattr("leanconv.ranks.latency.choose.sizes", lambda limit: [r for r in (4, 8, 16) if r <= limit])
 
 
-def table(one: Candidate, *, unit: int = 1, scheme: str = "3d") -> list[Timed]:
+def table(one: Candidate, *, unit: int = 1, scheme: str = "3d") -> Times:
     """Made-up times: multiply-accumulates of ranks filled up to multiples of ``unit``, and a start for every factor."""
 
     def filled(rank: int) -> int:
         return -(-rank // unit) * unit
 
-    found = [Timed(None, one.cost.dense / 1e7 + 0.01)]
+    found: Times = {None: one.cost.dense / 1e7 + 0.01}
     ranks = [r for r in (4, 8, 12, 16, 20, 24, 28, 32, 48) if r <= one.geometry.channel_limit]
     for d1 in ranks:
         if scheme != "spatial":
-            found.append(Timed(Choice(CHANNEL, (d1,)), CHANNEL.macs(one.cost, (filled(d1),)) / 1e7 + 0.02))
+            found[Choice(CHANNEL, (d1,))] = CHANNEL.macs(one.cost, (filled(d1),)) / 1e7 + 0.02
         if scheme != "channel":
-            found.append(Timed(Choice(SPATIAL, (d1,)), SPATIAL.macs(one.cost, (filled(d1),)) / 1e7 + 0.02))
+            found[Choice(SPATIAL, (d1,))] = SPATIAL.macs(one.cost, (filled(d1),)) / 1e7 + 0.02
         if scheme == "3d":
-            found += [
-                Timed(Choice(THREE_D, (d2, d1)), THREE_D.macs(one.cost, (filled(d2), filled(d1))) / 1e7 + 0.03)
-                for d2 in ranks
-            ]
+            for d2 in ranks:
+                found[Choice(THREE_D, (d2, d1))] = THREE_D.macs(one.cost, (filled(d2), filled(d1))) / 1e7 + 0.03
     return found
 
 
-def time_of(tables: dict[str, list[Timed]], plan: dict[str, Choice]) -> float:
-    return sum(next(t.ms for t in table if t.choice == plan.get(name)) for name, table in tables.items())
+def time_of(tables: dict[str, Times], plan: dict[str, Choice]) -> float:
+    return sum(table[plan.get(name)] for name, table in tables.items())
 
 
 def total(plan: dict[str, Choice], factor: float = 2.0) -> float:
     return sum(merit(one, plan.get(one.name), factor) for one in NETWORK)
 
 
-def tables_of(**arguments: Any) -> dict[str, list[Timed]]:
+def tables_of(**arguments: Any) -> dict[str, Times]:
     return {one.name: table(one, **arguments) for one in NETWORK}
 
 
@@ -87,10 +102,11 @@ def tables_of(**arguments: Any) -> dict[str, list[Timed]]:
 def test_choice_equals_brute_force(scheme: str, share: float) -> None:
     three = NETWORK[1:]
     tables = {one.name: table(one, unit=8, scheme=scheme) for one in three}
-    budget = share * sum(tables[one.name][0].ms for one in three)
+    budget = share * sum(tables[one.name][None] for one in three)
     found = best_at(three, tables, budget, 2.0)
-    plans = [row for row in itertools.product(*tables.values()) if sum(timed.ms for timed in row) <= budget]
-    best = max(sum(merit(one, t.choice, 2.0) for one, t in zip(three, row, strict=True)) for row in plans)
+    rows = itertools.product(*(table.items() for table in tables.values()))
+    plans = [row for row in rows if sum(ms for _, ms in row) <= budget]
+    best = max(sum(merit(one, choice, 2.0) for one, (choice, _) in zip(three, row, strict=True)) for row in plans)
     assert time_of(tables, found) <= budget
     assert sum(merit(one, found.get(one.name), 2.0) for one in three) == pytest.approx(best, rel=1e-3)
 
@@ -98,7 +114,7 @@ def test_choice_equals_brute_force(scheme: str, share: float) -> None:
 @pytest.mark.parametrize("scheme", ["channel", "spatial", "3d"])
 def test_budget_holds_and_more_time_keeps_more(scheme: str) -> None:
     tables = tables_of(unit=8, scheme=scheme)
-    dense = sum(rows[0].ms for rows in tables.values())
+    dense = sum(rows[None] for rows in tables.values())
     kept = []
     for share in (0.12, 0.2, 0.3, 0.5, 1.01):
         plan = select_timed(NETWORK, tables, share * dense)
@@ -111,12 +127,12 @@ def test_budget_holds_and_more_time_keeps_more(scheme: str) -> None:
 def test_a_larger_rank_that_costs_nothing_is_taken() -> None:
     """Hardware that works in sixteens: no rank is chosen that could have been larger in the same time."""
     tables = tables_of(unit=16)
-    plan = select_timed(NETWORK, tables, 0.25 * sum(rows[0].ms for rows in tables.values()))
+    plan = select_timed(NETWORK, tables, 0.25 * sum(rows[None] for rows in tables.values()))
     assert plan
     assert all(rank % 16 == 0 for choice in plan.values() for rank in choice.ranks)
     # and on hardware that minds every rank, others are
     fine = tables_of(unit=1)
-    plan = select_timed(NETWORK, fine, 0.25 * sum(rows[0].ms for rows in fine.values()))
+    plan = select_timed(NETWORK, fine, 0.25 * sum(rows[None] for rows in fine.values()))
     assert any(rank % 16 for choice in plan.values() for rank in choice.ranks)
 
 
@@ -124,10 +140,10 @@ def test_a_form_that_is_slow_here_is_left() -> None:
     """The same energies, another clock: where one-way filters are slow the pair of k x k and 1 x 1 is chosen."""
     tables = tables_of(unit=8)
     slow = {
-        name: [Timed(t.choice, t.ms * (20 if t.choice and t.choice.form is not CHANNEL else 1)) for t in rows]
+        name: {choice: ms * (20 if choice and choice.form is not CHANNEL else 1) for choice, ms in rows.items()}
         for name, rows in tables.items()
     }
-    budget = 0.3 * sum(rows[0].ms for rows in tables.values())
+    budget = 0.3 * sum(rows[None] for rows in tables.values())
     assert {choice.form for choice in select_timed(NETWORK, slow, budget).values()} == {CHANNEL}
     assert THREE_D in {choice.form for choice in select_timed(NETWORK, tables, budget).values()}
 
@@ -136,17 +152,15 @@ def test_undominated_keeps_what_no_other_covers() -> None:
     one = NETWORK[2]
     rows = table(one, unit=16)
     kept = undominated(one, rows)
-    for timed in rows:
-        mine = reach(one, timed.choice, BOTH)
+    for choice, ms in rows.items():
+        mine = reach(one, choice, BOTH)
         assert any(
-            other.ms <= timed.ms and all(a >= b for a, b in zip(reach(one, other.choice, BOTH), mine, strict=True))
-            for other in kept
+            faster <= ms and all(a >= b for a, b in zip(reach(one, other, BOTH), mine, strict=True))
+            for other, faster in kept.items()
         )
     for first, second in itertools.permutations(kept, 2):
-        covered = all(
-            a >= b for a, b in zip(reach(one, first.choice, BOTH), reach(one, second.choice, BOTH), strict=True)
-        )
-        assert not (covered and first.ms <= second.ms)
+        covered = all(a >= b for a, b in zip(reach(one, first, BOTH), reach(one, second, BOTH), strict=True))
+        assert not (covered and kept[first] <= kept[second])
 
 
 def test_both_ranks_of_the_3d_form_save_alike() -> None:
@@ -166,15 +180,14 @@ def test_both_ranks_of_the_3d_form_save_alike() -> None:
 def test_with_too_little_time_the_fastest_forms_are_chosen() -> None:
     tables = tables_of()
     plan = select_timed(NETWORK, tables, 0.01)
-    assert time_of(tables, plan) == pytest.approx(sum(min(t.ms for t in rows) for rows in tables.values()))
+    assert time_of(tables, plan) == pytest.approx(sum(min(rows.values()) for rows in tables.values()))
 
 
 def test_times_between_two_sizes_are_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
-    geometry = candidate("a", 512, 512).geometry
-    known = {None: 9.0, Choice(CHANNEL, (64,)): 1.0, Choice(CHANNEL, (80,)): 2.0, Choice(CHANNEL, (96,)): 4.0}
+    known: Times = {None: 9.0, Choice(CHANNEL, (64,)): 1.0, Choice(CHANNEL, (80,)): 2.0, Choice(CHANNEL, (96,)): 4.0}
     known |= {Choice(CHANNEL, (rank,)): float(rank) for rank in (8, 10, 128, 160)}
     known |= {Choice(THREE_D, (a, b)): float(a * b) for a in (128, 160) for b in (32, 256, 320)}
-    found = {timed.choice: timed.ms for timed in LayerTimes(geometry, known).table()}
+    found = interpolated(known)
     assert found.items() >= known.items()
     assert {choice.ranks for choice in found if choice and choice.form is CHANNEL and choice not in known} == {(144,)}
     assert found[Choice(CHANNEL, (144,))] == 144
@@ -184,7 +197,7 @@ def test_times_between_two_sizes_are_in_proportion(monkeypatch: pytest.MonkeyPat
 
 
 def test_forms_timed_are_those_that_may_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leanconv.ranks.latency.grid.sizes", sizes)
+    monkeypatch.setattr("leanconv.ranks.latency.choose.sizes", sizes)
     for one in [*NETWORK, candidate("one", 64, 64, k=1)]:
         chosen = forms(one.geometry, one.cost, SCHEMES["3d"], 3.0)
         assert chosen
@@ -222,7 +235,7 @@ def test_layers_alike_are_timed_once_and_times_are_kept() -> None:
     again = watch()
     again.measure([(alike[2], choices), (alike[1], [*choices, Choice(SPATIAL, (2,))]), (first, [])])
     assert again.asked == [(alike[1].name, 1), (first.name, 0)]
-    before, now = found.times(alike[0]).known, again.times(alike[0]).known
+    before, now = found.times(alike[0]), again.times(alike[0])
     # what was known is as it was; the new time was put on the same scale
     assert now.items() >= before.items()
     assert all(ms > 0 for ms in now.values())
@@ -370,8 +383,8 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         times = {name: survey(network, images[:1]).macs / 1e9 for name, network in networks.items()}
         return Rounds({name: [seconds] * 5 for name, seconds in times.items()}, 1, True)
 
-    monkeypatch.setattr(plan, "Stopwatch", MadeUp)
-    monkeypatch.setattr(plan.Networks, "_rounds", lambda self, networks: made_up(networks))
+    monkeypatch.setattr(selector, "Stopwatch", MadeUp)
+    monkeypatch.setattr(selector.Networks, "_rounds", lambda self, networks: made_up(networks))
     arguments: dict[str, Any] = {"solver": "linear", "samples": 200, "progress": False, "workdir": tmp_path / "work"}
     result = leanconv.accelerate(model, images, 1.5, ranks="latency", **arguments)
     assert 1.5 <= result.speedup < 1.6

@@ -15,7 +15,7 @@ from leanconv.forms import CHANNEL, SCHEMES, SPATIAL, THREE_D, Choice
 from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.ranks import by_hand, select
 from leanconv.ranks.candidates import Energies
-from leanconv.ranks.search_dynamic import best_in_window
+from leanconv.ranks.search_forms import Option, best_in_window
 from leanconv.ranks.search_greedy import Ladder, greedy
 from tests.support.candidates import FIXED, NETWORK, achieved, candidate
 
@@ -138,19 +138,20 @@ def test_window_search_against_brute_force() -> None:
     generator = torch.Generator().manual_seed(1)
     for _ in range(30):
         layers = [
-            [(int(cost), float(merit)) for cost, merit in torch.rand(6, 2, generator=generator) * 1000]
+            [Option(None, int(cost), float(merit)) for cost, merit in torch.rand(6, 2, generator=generator) * 1000]
             for _ in range(4)
         ]
         plans = list(itertools.product(range(6), repeat=4))
-        costs = {p: sum(layers[i][n][0] for i, n in enumerate(p)) for p in plans}
-        merits = {p: sum(layers[i][n][1] for i, n in enumerate(p)) for p in plans}
+        costs = {p: sum(layers[i][n].cost for i, n in enumerate(p)) for p in plans}
+        merits = {p: sum(layers[i][n].merit for i, n in enumerate(p)) for p in plans}
         low, high = 1500, 1530
         inside = [p for p in plans if low < costs[p] <= high]
         found = best_in_window(layers, low, high)
         assert (found is None) == (not inside)
         if found is not None:
-            assert low < costs[tuple(found)] <= high
-            assert merits[tuple(found)] >= max(merits[p] for p in inside) - 60
+            assert all(option in layer for option, layer in zip(found, layers, strict=True))
+            assert low < sum(option.cost for option in found) <= high
+            assert sum(option.merit for option in found) >= max(merits[p] for p in inside) - 60
 
 
 def test_by_hand() -> None:

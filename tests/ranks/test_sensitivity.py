@@ -23,11 +23,10 @@ from leanconv.forms.spatial import FILTERS
 from leanconv.network.fold import folded
 from leanconv.network.layers.modules import Factors
 from leanconv.network.survey import survey
-from leanconv.ranks.by_sensitivity import MOST, Curve, LayerSensitivity, allowed, isotonic, least_change, lost
 from leanconv.ranks.select import select
 from leanconv.ranks.sensitivity import selector
-from leanconv.ranks.sensitivity.output_change import Listener, Projected
-from leanconv.ranks.sensitivity.split_loss import split_loss
+from leanconv.ranks.sensitivity.measure import Listener, Projected, split_loss
+from leanconv.ranks.sensitivity.merit import MOST, Curve, LayerSensitivity, allowed, isotonic, least_change, lost
 from leanconv.solve import spatial_basis
 from tests.support.candidates import FIXED, NETWORK, achieved
 from tests.support.command import NETWORK as NET_PY

@@ -39,7 +39,7 @@ from benchmarks.peers import cp
 from leanconv import api as _accelerate
 from leanconv import demo
 from leanconv.network import source
-from leanconv.ranks.latency.plan import LatencyBudget
+from leanconv.ranks.latency.selector import LatencyBudget
 from leanconv.runtimes.export.formats import Written
 from tests.support.pictures import encoded, pack
 from tests.support.scenes import write_coco, write_shard, write_voc

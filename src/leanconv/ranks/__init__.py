@@ -3,8 +3,8 @@
 from leanconv.ranks.candidates import Candidate
 from leanconv.ranks.manual import by_hand
 from leanconv.ranks.merging import Pairs, active, macs_after, reachable, select_merged
-from leanconv.ranks.saved_spectra import KeptSpectra
 from leanconv.ranks.select import log_energy, select
+from leanconv.ranks.spectra import KeptSpectra
 
 __all__ = [
     "Candidate",

@@ -9,9 +9,8 @@ from typing import Literal
 from leanconv.errors import LeanconvError
 from leanconv.forms import RESPONSES, Choice, Choices, Form, Scheme
 from leanconv.ranks.candidates import Candidate, Energies
-from leanconv.ranks.search_dynamic import Options, best_in_window
+from leanconv.ranks.search_forms import Option, best_in_window, best_under
 from leanconv.ranks.search_greedy import Ladder, Ranks, fill, greedy, total, uniform
-from leanconv.ranks.search_lagrangian import best_under
 
 # speedup <= achieved < WINDOW * speedup
 WINDOW = 1.02
@@ -25,8 +24,6 @@ POINTWISE = 0.1
 # looks for the form and ranks of every layer with the largest sum of merits.
 Search = Literal["greedy", "uniform", "forms"]
 
-# A way to treat a layer (None: dense), its cost and its merit.
-Option = tuple[Choice | None, int, float]
 # How good a form of a layer is, or leaving it dense.
 Merit = Callable[[Candidate, Choice | None], float]
 
@@ -81,9 +78,9 @@ def select(
     # Ranks of this network are too coarse for the selection to land in the window; look for any plan that does.
     low = math.floor(before / (WINDOW * speedup)) - fixed
     options = [_options(candidate, scheme, merit) for candidate in candidates]
-    picked = best_in_window([[(cost, merit) for _, cost, merit in layer] for layer in options], low, budget)
+    picked = best_in_window(options, low, budget)
     if picked is not None:
-        exact = _picked(candidates, options, picked)
+        exact = _plan_of(candidates, picked)
         if _within(candidates, exact, fixed, before, speedup):
             return exact
     raise LeanconvError(_too_coarse(options, fixed, before, budget, speedup))
@@ -97,23 +94,19 @@ def _pointwise_share(candidates: list[Candidate]) -> float:
 def _by_price(candidates: list[Candidate], budget: int, scheme: Scheme, merit: Merit) -> Choices:
     """Form (dense, channel, spatial, 3d) and ranks of every layer for the largest sum of merits."""
     options = [_options(candidate, scheme, merit) for candidate in candidates]
-    picked = best_under([[(cost, merit) for _, cost, merit in layer] for layer in options], budget)
-    return _picked(candidates, options, picked)
+    return _plan_of(candidates, best_under(options, budget))
 
 
-def _picked(candidates: list[Candidate], options: list[list[Option]], picked: list[int]) -> Choices:
-    chosen = [layer[number][0] for layer, number in zip(options, picked, strict=True)]
-    return {c.name: choice for c, choice in zip(candidates, chosen, strict=True) if choice is not None}
+def _plan_of(candidates: list[Candidate], picked: list[Option]) -> Choices:
+    return {c.name: choice for c, (choice, *_) in zip(candidates, picked, strict=True) if choice is not None}
 
 
 def _too_coarse(options: list[list[Option]], fixed: int, before: int, budget: int, speedup: float) -> str:
-    """The nearest speed-up above, found by letting the cost fall until some plan fits."""
-    high = budget
-    costs: list[Options] = [[(cost, merit) for _, cost, merit in layer] for layer in options]
-    picked = best_in_window(costs, -1, high)
+    """The message of the error, with the nearest speed-up above the target."""
+    picked = best_in_window(options, -1, budget)
     nearest = ""
     if picked is not None:
-        cost = fixed + sum(layer[number][0] for layer, number in zip(costs, picked, strict=True))
+        cost = fixed + sum(option.cost for option in picked)
         nearest = f"; the best plan above it gives {math.floor(1000 * before / cost + 1e-9) / 1000:.3f}x: ask for that"
     return (
         f"speedup={speedup:g} cannot be met to within 2 %: this network has so few filters that no choice of ranks "
@@ -132,8 +125,10 @@ def cheapest(candidate: Candidate, scheme: Scheme) -> Choice | None:
     return min([None, *(Choice(form, (1,) * len(form.axes)) for form in forms)], key=candidate.macs)
 
 
-def _selection(search: Search) -> Callable[[list[Ladder], int], Ranks]:
-    return greedy if search == "greedy" else uniform
+def _climb(ladders: list[Ladder], budget: int, search: Search) -> Ranks:
+    """The rank of every ladder, None for dense."""
+    ranks = greedy(ladders, budget) if search == "greedy" else uniform(ladders, budget)
+    return fill(ladders, ranks, budget, by_energy=search == "greedy")
 
 
 def _one_rank(candidates: list[Candidate], budget: int, scheme: Scheme, search: Search) -> Choices:
@@ -142,8 +137,7 @@ def _one_rank(candidates: list[Candidate], budget: int, scheme: Scheme, search: 
     usable = [c for c in candidates if c.name in forms]
     rest = sum(c.cost.dense for c in candidates) - sum(c.cost.dense for c in usable)
     ladders = [_ladder(c, forms[c.name]) for c in usable]
-    ranks = _selection(search)(ladders, budget - rest)
-    ranks = fill(ladders, ranks, budget - rest, by_energy=search == "greedy")
+    ranks = _climb(ladders, budget - rest, search)
     return {name: Choice(forms[name], (rank,)) for name, rank in ranks.items() if rank is not None}
 
 
@@ -170,61 +164,62 @@ def _both_halves_alike(candidates: list[Candidate], budget: int, scheme: Scheme,
     """
     (both,) = scheme.paired
     responses = next(form for form in scheme.forms if form.axes == (RESPONSES,))
-    other = next((form for form in scheme.forms if form.axes == both.axes[:1]), None)
+    filters_only = next((form for form in scheme.forms if form.axes == both.axes[:1]), None)
     dense = sum(c.cost.dense for c in candidates)
     least = sum(c.macs(cheapest(c, Scheme("", (responses,)))) for c in candidates)
+    response_ladders = [_ladder(c, responses) for c in candidates]
 
-    def split_form(rank: int | None) -> Form | None:
-        """What a layer becomes whose responses were given ``rank``, None for all of them."""
-        return both if rank is not None else other
+    def split_form(candidate: Candidate, rank: int | None) -> Form | None:
+        """The form that splits the filters of a layer whose responses have ``rank``, None for full rank."""
+        return (both if rank is not None else filters_only) if both.applies(candidate.geometry) else None
 
-    def at(factor: float) -> tuple[list[Ladder], Ranks, Choices, int]:
-        response_budget = max(int(dense / factor), least)
-        ladders = [_ladder(c, responses) for c in candidates]
-        ranks = _selection(search)(ladders, response_budget)
-        ranks = fill(ladders, ranks, response_budget, by_energy=search == "greedy")
-        split_ladders, split, chosen, spent = [], {}, {}, 0
+    def last(rank: int | None) -> tuple[int, ...]:
+        return () if rank is None else (rank,)
+
+    def at(factor: float) -> tuple[list[Ladder], Ranks, Ranks]:
+        """Ladders and ranks of the first factors, and the ranks of the responses."""
+        ranks = _climb(response_ladders, max(int(dense / factor), least), search)
+        ladders, first = [], {}
         for c in candidates:
             rank = ranks[c.name]
-            form = split_form(rank) if both.applies(c.geometry) else None
-            if form is None:
-                if rank is not None:
-                    chosen[c.name] = Choice(responses, (rank,))
-                spent += c.macs(chosen.get(c.name))
-                continue
-            ladder = _ladder(c, form, *(() if rank is None else (rank,)))
-            filters = c.geometry.out_channels if rank is None else rank
-            share = filters * c.cost.reduce / factor  # what the k x k filters may cost
-            split[c.name] = ladder.settle(max(1, min(int(share / ladder.step), ladder.limit)))
-            split_ladders.append(ladder)
-        plan = dict(chosen)
-        for c in candidates:
-            if (first := split.get(c.name)) is not None:
-                rank, form = ranks[c.name], split_form(ranks[c.name])
-                assert form is not None
-                plan[c.name] = Choice(form, (first,) if rank is None else (first, rank))
-        return split_ladders, split, plan, spent
+            if (form := split_form(c, rank)) is not None:
+                ladder = _ladder(c, form, *last(rank))
+                filters = c.geometry.out_channels if rank is None else rank
+                share = filters * c.cost.reduce / factor  # what the k x k filters may cost
+                first[c.name] = ladder.settle(max(1, min(int(share / ladder.step), ladder.limit)))
+                ladders.append(ladder)
+        return ladders, first, ranks
 
-    def spent_at(factor: float) -> int:
-        plan = at(factor)[2]
+    def plan_of(first: Ranks, ranks: Ranks) -> Choices:
+        plan: Choices = {}
+        for c in candidates:
+            form, before, rank = split_form(c, ranks[c.name]), first.get(c.name), ranks[c.name]
+            if form is None and rank is not None:
+                plan[c.name] = Choice(responses, (rank,))
+            elif form is not None and before is not None:
+                plan[c.name] = Choice(form, (before, *last(rank)))
+        return plan
+
+    def spent(plan: Choices) -> int:
         return sum(c.macs(plan.get(c.name)) for c in candidates)
 
+    def fits(factor: float) -> bool:
+        _, first, ranks = at(factor)
+        return spent(plan_of(first, ranks)) <= budget
+
     low, high = 1.0, 2.0
-    while spent_at(high) > budget:
+    while not fits(high):
         if high > 1e9:
             return None
         low, high = high, high * 2
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if spent_at(middle) <= budget else (middle, high)
-    ladders, split, plan, spent = at(high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    ladders, first, ranks = at(high)
     # What rounding left over goes to the first factors, the finest steps there are.
-    split = fill(ladders, split, budget - spent, by_energy=False)
-    for name, first in split.items():
-        old = plan.pop(name, None)
-        if first is not None and old is not None:
-            plan[name] = Choice(old.form, (first, *old.ranks[1:]))
-    assert total(ladders, split) + spent <= budget
+    others = spent(plan_of(first, ranks)) - total(ladders, first)
+    plan = plan_of(fill(ladders, first, budget - others, by_energy=False), ranks)
+    assert spent(plan) <= budget
     return plan
 
 
@@ -232,9 +227,9 @@ def _options(candidate: Candidate, scheme: Scheme, merit: Merit) -> list[Option]
     """Every way to treat a layer that costs less than leaving it dense."""
     forms = scheme.applicable(candidate.geometry)
     choices = [Choice(form, ranks) for form in forms for ranks in form.grid(candidate.geometry)]
-    options: list[Option] = [(None, candidate.cost.dense, merit(candidate, None))]
+    options = [Option(None, candidate.cost.dense, merit(candidate, None))]
     for choice in choices:
         macs = candidate.macs(choice)
         if macs < candidate.cost.dense:
-            options.append((choice, macs, merit(candidate, choice)))
+            options.append(Option(choice, macs, merit(candidate, choice)))
     return options

@@ -14,12 +14,11 @@ from leanconv.errors import LeanconvError
 from leanconv.forms import CHANNEL, RESPONSES, Axis, Choice, Choices, Form, Scheme
 from leanconv.forms.fit import split_factors
 from leanconv.forms.replace import Change, change_of
-from leanconv.ranks.by_sensitivity import LayerSensitivity, Points, least_change
 from leanconv.ranks.candidates import Candidate
 from leanconv.ranks.merging import Pairs
 from leanconv.ranks.selector import Energy, RankSelector, Request
-from leanconv.ranks.sensitivity.output_change import Listener, Projected
-from leanconv.ranks.sensitivity.split_loss import split_losses, split_probe
+from leanconv.ranks.sensitivity.measure import Listener, Projected, split_losses, split_probe
+from leanconv.ranks.sensitivity.merit import LayerSensitivity, Points, least_change
 from leanconv.ranks.spectra import Spectra
 
 # Images the output is compared on, once a measurement: VGG-16's twelve layers at three losses are 576 images to pass,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from leanconv.network.user_model import check_model, copied, model_failed, parse
 from leanconv.progress import reporter
 from leanconv.runtimes.bench.layers import LayerTime, layer_times, replaced
 from leanconv.runtimes.bench.machine import machine, threads_set
-from leanconv.runtimes.bench.measure import MEMORY, interleaved, paired_ratio, peak_bytes, timing
+from leanconv.runtimes.bench.measure import MEMORY, interleaved, paired_ratio, peak_bytes, timing, wait_for
 from leanconv.runtimes.bench.report import Bench, Measurement
 from leanconv.runtimes.runners import DTYPES, RUNTIMES, Conditions, Runner
 from leanconv.runtimes.runners.torch import Torch, placed_input, placed_model
@@ -142,7 +142,7 @@ def _measured(
     runner: Runner, networks: Mapping[str, nn.Module], example: Any, conditions: Conditions, seconds: float
 ) -> Measurement:
     calls = {name: runner.prepare(network, example, conditions) for name, network in networks.items()}
-    rounds = interleaved(calls, seconds=seconds, finish=_finish(conditions.device))
+    rounds = interleaved(calls, seconds=seconds, finish=wait_for(conditions.device))
     # None where torch does not see the memory: in other libraries, in recorded graphs, in compiled code on a CPU.
     memory: dict[str, int | None] = dict.fromkeys(networks)
     if runner.shows_memory(conditions.device):
@@ -168,10 +168,6 @@ def _layers(
     networks: Mapping[str, nn.Module], example: Tensor, conditions: Conditions, seconds: float, progress: bool
 ) -> list[LayerTime]:
     original, accelerated = (placed_model(network, conditions) for network in networks.values())
-    images, finish = placed_input(example, conditions), _finish(conditions.device)
+    images, finish = placed_input(example, conditions), wait_for(conditions.device)
     with reporter(progress).stage("timing layers", len(replaced(original, accelerated))) as stage:
         return layer_times(original, accelerated, images, seconds=seconds, finish=finish, step=stage.advance)
-
-
-def _finish(device: torch.device) -> Callable[[], None]:
-    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)

@@ -78,6 +78,11 @@ class Ratio:
         return f"{self.value:.2f}x (95 % interval {self.low:.2f} to {self.high:.2f})"
 
 
+def wait_for(device: torch.device) -> Callable[[], None]:
+    """A function that returns once the device has finished its work."""
+    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+
+
 def interleaved(
     callables: Mapping[str, Callable[[], Any]],
     *,
