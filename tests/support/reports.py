@@ -11,6 +11,7 @@ import leanconv
 from leanconv.config import Options
 from leanconv.evaluation.paired import compare
 from leanconv.forms import FORMS
+from leanconv.forms.schemes import as_scheme
 from leanconv.network.layers.cost import Cost
 from leanconv.network.layers.geometry import Geometry
 from leanconv.ranks import Candidate, KeptSpectra
@@ -54,7 +55,7 @@ def many_layers(count: int, width: int) -> Facts:
     spectra = {"channel": Energies(values[:width]), "spatial": Energies(values)}
     names = [f"features.stage.{i}.conv" for i in range(count)]
     kept = KeptSpectra(
-        scheme="3d",
+        scheme=as_scheme("3d"),
         candidates=tuple(Candidate(name=name, geometry=geometry, cost=cost, spectra=spectra) for name in names),
         pairs=[],
         fixed=0,
