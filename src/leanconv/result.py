@@ -17,6 +17,12 @@ from leanconv.ranks import KeptSpectra
 from leanconv.runtimes.target import Measured
 from leanconv.system.text_table import table
 
+# Fields of a result that are plain data.
+PLAIN = (
+    *("macs_before", "macs_after", "parameters_before", "parameters_after", "images", "skipped"),
+    *("preprocess", "seconds", "training", "command"),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
@@ -85,12 +91,12 @@ class Accelerated:
     changes: list[Change]
     options: Options
     source: Source
-    preprocess: dict[str, Any] | None = None  # how the command line read the images
-    seconds: dict[str, float] = field(default_factory=dict)  # what each stage of the run took
-    training: dict[str, Any] | None = None  # what finetune did since
-    command: list[str] | None = None  # as it was typed, where the command line was used
-    spectra: KeptSpectra | None = None  # what ranks were chosen by; None for folders saved before they were kept
-    timing: Measured | None = None  # with ranks="latency": both networks, measured at the end
+    preprocess: dict[str, Any] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    training: dict[str, Any] | None = None
+    command: list[str] | None = None
+    spectra: KeptSpectra | None = None
+    timing: Measured | None = None
 
     @property
     def speedup(self) -> float:
@@ -107,19 +113,10 @@ class Accelerated:
         """Everything but weights and spectra, as plain data."""
         return {
             "speedup": self.speedup,
-            "macs_before": self.macs_before,
-            "macs_after": self.macs_after,
-            "parameters_before": self.parameters_before,
-            "parameters_after": self.parameters_after,
-            "images": self.images,
+            **{name: getattr(self, name) for name in PLAIN},
             "layers": [{**vars(layer), "ranks": list(layer.ranks)} for layer in self.layers],
-            "skipped": dict(self.skipped),
             "options": self.options.to_json(),
             "source": self.source.to_json(),
-            "preprocess": self.preprocess,
-            "seconds": self.seconds,
-            "training": self.training,
-            "command": self.command,
             "timing": None if self.timing is None else self.timing.to_json(),
         }
 

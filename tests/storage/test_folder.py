@@ -171,7 +171,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("leanconv.storage.folder._flush", full)
+    monkeypatch.setattr("leanconv.storage.folder.flush", full)
 
 
 @pytest.mark.usefixtures("full_disk")
@@ -215,7 +215,7 @@ def test_a_killed_save_is_cleaned_up_by_the_next(result: leanconv.Accelerated, t
         from tests.support.networks import plain_network
         from tests.support.pictures import smooth_images
         result = leanconv.accelerate(plain_network(), smooth_images(), 2.0, samples=100, progress=False)
-        storage._flush = lambda path: time.sleep(60)
+        storage.flush = lambda path: time.sleep(60)
         print("saving", flush=True)
         result.save({str(tmp_path / "saved")!r})
         """

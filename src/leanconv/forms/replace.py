@@ -25,7 +25,7 @@ from leanconv.network.sites import Site
 class Change:
     """``ranks``: one for each axis of the form.
 
-    Where the next layer has taken in this one's 1 x 1 factor (see ``merge``), this one is ``open``: it ends without
+    Where the next layer has taken in this one's 1 x 1 factor (see ``join``), this one is ``open``: it ends without
     that factor. The layer that took it has ``inputs`` channels coming in; if it is not factorised itself its form is
     MERGED and has no ranks.
     """
@@ -102,3 +102,35 @@ def stand_in(change: Change, old: nn.Module, factors: Factors | None) -> Factore
 
 def _channels_last(weight: Tensor) -> bool:
     return weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+
+
+@torch.no_grad()
+def join(model: nn.Module, giver: Change, taker: Change) -> tuple[Change, Change]:
+    """Merge the last 1 x 1 factor of ``giver`` into the first filters of ``taker`` (see ``network.links``). Returns
+    both changes as they are then."""
+    first, second = model.get_submodule(giver.name), model.get_submodule(taker.name)
+    assert isinstance(first, Factored)
+    p, b = _matrix(first[-1]), _bias(first[-1])
+    layers = list(second) if isinstance(second, nn.Sequential) else [second]
+    w = _matrix(layers[0])
+    # What b becomes on its way through the filters behind it, to be added once at the end.
+    shift = w @ b
+    for layer in layers[1:]:
+        shift = _matrix(layer) @ shift
+    weights = (w @ p, *(_matrix(layer) for layer in layers[1:]))
+    bias = _bias(layers[-1]) + shift
+    open_giver, narrow_taker = with_changes(giver, open=True), with_changes(taker, inputs=p.shape[1])
+    put(model, giver.name, Factored(list(first.named_children())[:-1], first.weight.shape).train(first.training))
+    put(model, taker.name, stand_in(narrow_taker, second, Factors(weights, bias)))
+    return open_giver, narrow_taker
+
+
+def _matrix(layer: nn.Module) -> Tensor:
+    assert isinstance(layer.weight, Tensor)
+    return layer.weight.detach().to(torch.float64).flatten(1)
+
+
+def _bias(layer: nn.Module) -> Tensor:
+    assert isinstance(layer.weight, Tensor)
+    bias = layer.bias if isinstance(layer.bias, Tensor) else layer.weight.new_zeros(len(layer.weight))
+    return bias.detach().to(torch.float64)

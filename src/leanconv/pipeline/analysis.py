@@ -23,8 +23,7 @@ from leanconv.calibrate.streams import Streams
 from leanconv.config import Options
 from leanconv.errors import LeanconvError
 from leanconv.forms import Choice, Choices
-from leanconv.forms.merge import join
-from leanconv.forms.replace import Change
+from leanconv.forms.replace import Change, join
 from leanconv.network import reasons
 from leanconv.network.reasons import by_reason
 from leanconv.network.sites import in_order, warn_of_linear_fits

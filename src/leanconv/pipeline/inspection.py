@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from leanconv.calibrate.batches import take, to_device
+from leanconv.calibrate.batches import take
 from leanconv.calibrate.detections import Detections
 from leanconv.calibrate.observe import observe
 from leanconv.calibrate.positions import Positions
@@ -19,9 +19,9 @@ from leanconv.forms.fit import site_activation
 from leanconv.network.fold import folded
 from leanconv.network.reasons import by_reason
 from leanconv.network.sites import Survey, linear_fits
-from leanconv.network.survey import survey
 from leanconv.network.torchvision_detectors import kind_of, seen_as_tensors
-from leanconv.network.user_model import copied, model_failed
+from leanconv.network.user_model import copied
+from leanconv.pipeline.prepare import survey_on
 from leanconv.system.text_table import table
 
 # Responses looked at a layer to measure sparsity; 20,000 x d numbers.
@@ -109,13 +109,7 @@ def inspect_network(
         seen_as_tensors(network)
     else:
         images = take(batches or [noise])
-    sample = images.sample(1)
-    try:
-        found = survey(network, to_device(sample, place), layers=layers).counted_as(real)
-    except LeanconvError:
-        raise
-    except Exception as error:
-        raise model_failed(error, sample) from error
+    found = survey_on(network, images.sample(1), place, layers, real)
     if not found.layers:
         raise LeanconvError("the network ran no convolution on this input; there is nothing to show.")
     zeros: dict[str, float] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -75,20 +75,12 @@ def prepare(
     """
     original = copied(model).eval().to(device)
     buffers = {name: buffer.clone() for name, buffer in original.named_buffers()}
-    inputs = to_device(sample, device)
-    try:
-        seen = survey(original, inputs, layers=options.layers)
-    except LeanconvError:
-        raise
-    except Exception as error:
-        raise model_failed(error, sample) from error
-    if real is not None:
-        seen = seen.counted_as(real)
+    seen = survey_on(original, sample, device, options.layers, real)
     if options.part is not None:
         seen = _within(seen, original, options.part)
     if not seen.layers:
         raise LeanconvError("the model ran no convolution on these images; there is nothing to accelerate.")
-    trial = Trial(original, inputs)
+    trial = Trial(original, to_device(sample, device))
     sites = {site.name: site for site in replaceable(trial, list(seen.sites))}
     by_hand = isinstance(options.ranks, Mapping)
     selector = None if by_hand else options.selector.prepared(model, sample, comparable=trial.comparable)
@@ -115,6 +107,22 @@ def prepare(
         comparable=trial.comparable,
         buffers=buffers,
     )
+
+
+def survey_on(
+    network: nn.Module,
+    sample: Any,
+    device: torch.device,
+    layers: Literal["conv", "all"],
+    real: Mapping[str, int] | None,
+) -> Survey:
+    """The layers of a run on ``sample``, with their ``real`` MACs; an error of the network in one sentence."""
+    try:
+        return survey(network, to_device(sample, device), layers=layers).counted_as(real or {})
+    except LeanconvError:
+        raise
+    except Exception as error:
+        raise model_failed(error, sample) from error
 
 
 def _within(seen: Survey, model: nn.Module, part: str) -> Survey:

@@ -28,7 +28,7 @@ from leanconv.forms.replace import Change, replace
 from leanconv.network.source import Source, build
 from leanconv.network.user_model import copied
 from leanconv.ranks import KeptSpectra
-from leanconv.result import Accelerated, LayerReport
+from leanconv.result import PLAIN, Accelerated, LayerReport
 from leanconv.runtimes.target import Measured
 from leanconv.system.atomic_files import (
     cannot_write,
@@ -36,6 +36,7 @@ from leanconv.system.atomic_files import (
     check_name,
     check_parent,
     exists_already,
+    flush,
     part_beside,
 )
 
@@ -44,18 +45,7 @@ VERSION = 1
 DESCRIPTION = "leanconv.json"
 WEIGHTS = "model.safetensors"
 SPECTRA = "spectra.json"  # what ranks were chosen by
-# Fields of a result that are plain data.
-FACTS = (
-    "skipped",
-    "macs_before",
-    "macs_after",
-    "parameters_before",
-    "parameters_after",
-    "images",
-    "preprocess",
-    "seconds",
-)
-# Those that older folders lack.
+# Plain fields of a result that older folders lack.
 LATER = ("training", "command")
 
 
@@ -79,8 +69,7 @@ def save(result: Accelerated, folder: Path) -> Path:
                 data["spectra"] = _described(part / SPECTRA)
             data["sha256"] = _digest(data)
             (part / DESCRIPTION).write_text(json.dumps(data, indent=1) + "\n")
-            for path in part.iterdir():
-                _flush(path)
+            flush(part)
             os.rename(part, folder)
     # safetensors reports a full disk in an error of its own.
     except (OSError, safetensors.SafetensorError) as error:
@@ -106,11 +95,6 @@ def check_new(folder: Path) -> None:
     check_name(folder, "folder")
     check_absent(folder)
     check_parent(folder)
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -152,7 +136,7 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
         changes = [Change.from_json(change) for change in data["changes"]]
         options = Options.from_json(data["options"])
         layers = [LayerReport(**{**layer, "ranks": tuple(layer["ranks"])}) for layer in data["layers"]]
-        facts = {key: data[key] for key in FACTS} | {key: data.get(key) for key in LATER}
+        facts: dict[str, Any] = {key: data.get(key) if key in LATER else data[key] for key in PLAIN}
         timing = None if data.get("timing") is None else Measured.from_json(data["timing"])
         spectra = read_spectra(folder, data)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from leanconv.calibrate.streams import Streams
 from leanconv.errors import LeanconvError
 from leanconv.forms import FORMS, MERGED, Choice, Choices
-from leanconv.forms.merge import join
-from leanconv.forms.replace import replace
+from leanconv.forms.replace import join, replace
 from leanconv.network.user_model import copied, device_of, parse_device
 from leanconv.ranks.latency.choose import forms, interpolated, select_timed
 from leanconv.ranks.latency.layer_times import Stopwatch, conditions_of, repeats, typical
