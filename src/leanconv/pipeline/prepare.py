@@ -21,7 +21,7 @@ from leanconv.network.recognise import is_norm_with_activation
 from leanconv.network.sites import Site, Survey, apply_skip
 from leanconv.network.survey import survey
 from leanconv.network.user_model import copied, model_failed
-from leanconv.ranks import Candidate, Pairs, reachable
+from leanconv.ranks import Candidate, Pairs, Problem
 from leanconv.ranks.selector import RankSelector
 
 
@@ -47,9 +47,10 @@ class Prepared:
         return self.survey.macs - sum(site.cost.dense for site in self.sites.values())
 
     def reachable(self) -> float:
-        """The largest speed-up there is."""
-        candidates = [Candidate(name=s.name, geometry=s.geometry, cost=s.cost) for s in self.sites.values()]
-        return reachable(candidates, self.pairs, fixed=self.fixed_macs, scheme=self.options.forms)
+        """The largest possible speed-up."""
+        candidates = tuple(Candidate(name=s.name, geometry=s.geometry, cost=s.cost) for s in self.sites.values())
+        scheme, fixed = self.options.forms, self.fixed_macs
+        return Problem(scheme=scheme, candidates=candidates, pairs=self.pairs, fixed=fixed).reachable
 
     def keep_only(self, names: Mapping[str, Any]) -> None:
         """Leave the sites that are not among ``names`` as they are."""

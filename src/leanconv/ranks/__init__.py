@@ -2,7 +2,7 @@
 
 from leanconv.ranks.candidates import Candidate
 from leanconv.ranks.manual import by_hand
-from leanconv.ranks.merging import Pairs, active, macs_after, reachable, select_merged
+from leanconv.ranks.merging import Pairs, Problem, active, macs_after
 from leanconv.ranks.select import log_energy, select
 from leanconv.ranks.spectra import KeptSpectra
 
@@ -10,11 +10,10 @@ __all__ = [
     "Candidate",
     "KeptSpectra",
     "Pairs",
+    "Problem",
     "active",
     "by_hand",
     "log_energy",
     "macs_after",
-    "reachable",
     "select",
-    "select_merged",
 ]

@@ -1,6 +1,8 @@
-"""Ranks where some layers hand their 1 x 1 factor on to the next (see ``network.links``)."""
+"""Ranks where the 1 x 1 factor of a layer may be merged into the next layer (see ``network.links``)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from leanconv.errors import LeanconvError
 from leanconv.forms import Choices, Scheme
@@ -12,7 +14,7 @@ Pairs = list[tuple[str, str]]
 
 
 def active(plan: Choices, pairs: Pairs) -> Pairs:
-    """The pairs that have something to hand on: the giver is factorised and ends in 1 x 1 filters."""
+    """The pairs that can be merged: the giver is factorised and ends in 1 x 1 filters."""
     return [pair for pair in pairs if pair[0] in plan and plan[pair[0]].form.pointwise_end]
 
 
@@ -30,64 +32,72 @@ def macs_after(candidates: dict[str, Candidate], plan: Choices, pairs: Pairs) ->
     return macs
 
 
-def reachable(candidates: list[Candidate], pairs: Pairs, *, fixed: int, scheme: Scheme) -> float:
-    """The largest speed-up there is: every layer at its cheapest, and merged."""
-    before = fixed + sum(candidate.cost.dense for candidate in candidates)
-    return before / (before - _most_saved(candidates, pairs, scheme)[0])
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What ranks are chosen for."""
 
+    scheme: Scheme
+    candidates: tuple[Candidate, ...]  # in the order ranks are chosen in
+    pairs: Pairs  # of layers that may be merged
+    fixed: int  # MACs of the layers that are counted but are no candidates
 
-def _most_saved(candidates: list[Candidate], pairs: Pairs, scheme: Scheme) -> tuple[int, int]:
-    """MACs saved with every layer at its cheapest: in all, and by merging alone."""
-    by_name = {candidate.name: candidate for candidate in candidates}
-    chosen = {candidate.name: cheapest(candidate, scheme) for candidate in candidates}
-    plan = {name: choice for name, choice in chosen.items() if choice is not None}
-    merged = sum(macs_after(by_name, plan, active(plan, pairs)).values())
-    alone = sum(candidate.macs(plan.get(candidate.name)) for candidate in candidates)
-    return sum(candidate.cost.dense for candidate in candidates) - merged, alone - merged
+    @property
+    def reachable(self) -> float:
+        """The largest possible speed-up: every layer at its cheapest, and merged."""
+        return self._before / (self._before - self._most_saved()[0])
 
+    def select(self, speedup: float, search: Search = "greedy", merit: Merit = log_energy) -> tuple[Choices, Pairs]:
+        """A plan that meets ``speedup`` to within two percent, savings by merging counted, and the pairs to merge.
 
-def select_merged(
-    candidates: list[Candidate],
-    pairs: Pairs,
-    *,
-    fixed: int,
-    speedup: float,
-    scheme: Scheme,
-    search: Search,
-    merit: Merit = log_energy,
-) -> tuple[Choices, Pairs]:
-    """A plan that meets ``speedup`` to within two percent with what merging saves counted, and the pairs to merge.
+        The savings depend on the plan and the plan on the savings, so both are computed in turns. Where that does not
+        settle (few filters, coarse ranks), nothing is merged.
+        """
+        candidates, by_name = list(self.candidates), {one.name: one for one in self.candidates}
 
-    What is saved depends on the plan and the plan on what is saved, so the two are found in turn. Where that does
-    not settle (few filters, coarse ranks), nothing is merged.
-    """
-    by_name = {candidate.name: candidate for candidate in candidates}
-    before = fixed + sum(candidate.cost.dense for candidate in candidates)
+        def choose(saved: int) -> Choices:
+            return select(
+                candidates,
+                fixed=self.fixed,
+                saved=saved,
+                speedup=speedup,
+                scheme=self.scheme,
+                search=search,
+                merit=merit,
+            )
 
-    def choose(saved: int) -> Choices:
-        return select(candidates, fixed=fixed, saved=saved, speedup=speedup, scheme=scheme, search=search, merit=merit)
-
-    refused: LeanconvError | None = None
-    saved, plain = 0, None
-    try:
-        plain = plan = choose(0)
-    except LeanconvError as error:
-        # It may take merging to get there.
-        refused, saved = error, _most_saved(candidates, pairs, scheme)[1]
-        plan = {}
-    for attempt in range(12 if pairs else 0):
-        used = active(plan, pairs)
-        after = fixed + sum(macs_after(by_name, plan, used).values())
-        if plan and speedup <= before / after < WINDOW * speedup:
-            return plan, used
-        if plan:
-            found = fixed + sum(by_name[name].macs(plan.get(name)) for name in by_name) - after
-            saved = found if attempt < 4 else (saved + found) // 2  # two plans may take turns
+        refused: LeanconvError | None = None
+        saved, plain = 0, None
         try:
-            plan = choose(saved)
-        except LeanconvError:  # ranks too coarse for what is left to save
-            break
-    if plain is None:
-        assert refused is not None
-        raise refused
-    return plain, []
+            plain = plan = choose(0)
+        except LeanconvError as error:
+            # Perhaps only merging gets there.
+            refused, saved, plan = error, self._most_saved()[1], {}
+        for attempt in range(12 if self.pairs else 0):
+            used = active(plan, self.pairs)
+            after = self.fixed + sum(macs_after(by_name, plan, used).values())
+            if plan and speedup <= self._before / after < WINDOW * speedup:
+                return plan, used
+            if plan:
+                merged = self.fixed + sum(one.macs(plan.get(one.name)) for one in candidates) - after
+                saved = merged if attempt < 4 else (saved + merged) // 2  # two plans may take turns
+            try:
+                plan = choose(saved)
+            except LeanconvError:  # ranks too coarse for what is left to save
+                break
+        if plain is None:
+            assert refused is not None
+            raise refused
+        return plain, []
+
+    @property
+    def _before(self) -> int:
+        return self.fixed + sum(candidate.cost.dense for candidate in self.candidates)
+
+    def _most_saved(self) -> tuple[int, int]:
+        """MACs saved with every layer at its cheapest: in all, and by merging alone."""
+        by_name = {candidate.name: candidate for candidate in self.candidates}
+        chosen = {candidate.name: cheapest(candidate, self.scheme) for candidate in self.candidates}
+        plan = {name: choice for name, choice in chosen.items() if choice is not None}
+        merged = sum(macs_after(by_name, plan, active(plan, self.pairs)).values())
+        alone = sum(candidate.macs(plan.get(candidate.name)) for candidate in self.candidates)
+        return sum(candidate.cost.dense for candidate in self.candidates) - merged, alone - merged

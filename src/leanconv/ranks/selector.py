@@ -19,7 +19,7 @@ from leanconv.forms import Choices, Scheme
 from leanconv.forms.replace import Change
 from leanconv.network.sites import Site
 from leanconv.ranks.candidates import Candidate
-from leanconv.ranks.merging import Pairs, select_merged
+from leanconv.ranks.merging import Pairs, Problem
 from leanconv.ranks.select import Merit, Search, log_energy
 from leanconv.ranks.spectra import Spectra
 from leanconv.runtimes.target import Measured
@@ -55,15 +55,9 @@ class Request:
 
     def search(self, search: Search, merit: Merit = log_energy) -> tuple[Choices, Pairs]:
         with self.streams.clock.stage("choosing ranks"), self.streams.reporter.stage("choosing ranks", 0):
-            return select_merged(
-                self.candidates,
-                self.pairs,
-                fixed=self.fixed,
-                speedup=self.speedup,
-                scheme=self.scheme,
-                search=search,
-                merit=merit,
-            )
+            candidates = tuple(self.candidates)
+            problem = Problem(scheme=self.scheme, candidates=candidates, pairs=self.pairs, fixed=self.fixed)
+            return problem.select(self.speedup, search, merit)
 
 
 class RankSelector(Protocol):

@@ -1,4 +1,5 @@
-"""What ranks were chosen by, kept with a result, so that they can be chosen again without the network."""
+"""The spectra of every layer's responses and filters, and how they are saved: ranks can then be chosen again without
+the network."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ import torch
 from leanconv.calibrate.probes import Probe, Responses
 from leanconv.calibrate.samples import Samples
 from leanconv.errors import LeanconvError
-from leanconv.forms import FORMS, RESPONSES, Axis, Choice, Choices, Scheme, as_scheme
+from leanconv.forms import FORMS, RESPONSES, Axis, Choice, Scheme, as_scheme
 from leanconv.forms.fit import response_spectrum
 from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.network.sites import Survey
 from leanconv.ranks.candidates import Candidate, Energies
-from leanconv.ranks.merging import Pairs, reachable, select_merged
+from leanconv.ranks.merging import Pairs, Problem
 from leanconv.solve import FilterBasis, TwoStep
 
 FORMAT = "leanconv-spectra"
@@ -26,30 +27,10 @@ AXES = tuple(dict.fromkeys(axis.name for form in FORMS.values() for axis in form
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptSpectra:
-    """The candidates of a run, in the order ranks are chosen in, and what else the choice depends on."""
+class KeptSpectra(Problem):
+    """The problem of a run, saved with its result. ``select`` chooses for any speed-up as ``ranks="energy"`` does."""
 
-    scheme: Scheme
-    candidates: tuple[Candidate, ...]
-    pairs: Pairs  # that may be merged
-    fixed: int  # MACs of the layers that are counted but are no candidates
     counted: dict[str, int]  # MACs of every layer that counts, in the order they ran
-
-    @property
-    def reachable(self) -> float:
-        """The largest speed-up there is."""
-        return reachable(list(self.candidates), self.pairs, fixed=self.fixed, scheme=self.scheme)
-
-    def select(self, speedup: float) -> tuple[Choices, Pairs]:
-        """What ``ranks="energy"`` gives for another ``speedup``: the plan, and the pairs to merge."""
-        return select_merged(
-            list(self.candidates),
-            self.pairs,
-            fixed=self.fixed,
-            speedup=speedup,
-            scheme=self.scheme,
-            search="greedy",
-        )
 
     def to_json(self) -> dict[str, Any]:
         return {
