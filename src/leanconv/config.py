@@ -53,9 +53,9 @@ def _speedup(name: str, value: Any) -> float:
 
 
 def _latency(name: str, value: Any) -> float:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (is_number and 0 < value < 1e9):
-        raise LeanconvError(f"latency={value!r} must be milliseconds above 0, for example 50.")
+    from leanconv.ranks.latency.selector import Latency
+
+    Latency(ms=value)  # refuses what is no time
     return float(value)
 
 

@@ -19,7 +19,7 @@ from leanconv.calibrate.samples import Samples
 from leanconv.errors import LeanconvError
 from leanconv.forms import spatial as spatial_form
 from leanconv.pipeline import solve_layers as solving
-from leanconv.pipeline.layer_state import LayerState
+from leanconv.pipeline.solve_layers import LayerState
 from leanconv.solve import Moments, SpatialFactors, spatial_basis, swept
 from leanconv.solve.spatial_als import WHITE
 from tests.support.command import NETWORK, call

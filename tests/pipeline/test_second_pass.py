@@ -15,7 +15,7 @@ from leanconv.calibrate.probes import Responses
 from leanconv.forms.fit import Fit
 from leanconv.pipeline import analysis as stages
 from leanconv.pipeline import solve_layers as solving
-from leanconv.pipeline.layer_state import LayerState
+from leanconv.pipeline.solve_layers import LayerState
 from tests.support.networks import plain_network, residual
 from tests.support.pictures import smooth_images
 

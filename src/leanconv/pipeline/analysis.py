@@ -30,11 +30,10 @@ from leanconv.network.sites import in_order, warn_of_linear_fits
 from leanconv.network.source import identify
 from leanconv.network.torchvision_detectors import kind_of, seen_as_detector, seen_as_tensors
 from leanconv.network.user_model import copied, device_of
-from leanconv.pipeline.layer_state import LayerState
 from leanconv.pipeline.plan import Plan, read_plan
 from leanconv.pipeline.prepare import Prepared, prepare
 from leanconv.pipeline.session import Session
-from leanconv.pipeline.solve_layers import Run, solve_layers, split_filters
+from leanconv.pipeline.solve_layers import LayerState, Run, solve_layers, split_filters
 from leanconv.ranks import Candidate, Pairs, active, by_hand
 from leanconv.ranks.manual import checked
 from leanconv.ranks.selector import RankSelector, Request

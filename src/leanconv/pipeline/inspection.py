@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -43,17 +43,8 @@ class Inspection:
             "parameters": sum(layer.parameters for layer in self.survey.layers),
             "layers": [
                 {
-                    "name": layer.name,
-                    "type": layer.type,
-                    "kernel": list(layer.kernel),
-                    "stride": list(layer.stride),
-                    "groups": layer.groups,
-                    "in_channels": layer.in_channels,
-                    "out_channels": layer.out_channels,
-                    "out_size": list(layer.out_size),
-                    "macs": layer.macs,
+                    **asdict(layer),
                     "share": layer.macs / total,
-                    "parameters": layer.parameters,
                     "activation": activations.get(layer.name),
                     "sparsity": self.zeros.get(layer.name),
                     "left_alone": self.survey.skipped.get(layer.name),

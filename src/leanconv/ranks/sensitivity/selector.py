@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from leanconv.calibrate.probes import Probe
 from leanconv.calibrate.streams import drawn
 from leanconv.errors import LeanconvError
 from leanconv.forms import CHANNEL, RESPONSES, Axis, Choice, Choices, Form, Scheme
 from leanconv.forms.fit import split_factors
 from leanconv.forms.replace import Change, change_of
+from leanconv.network.layers.modules import Factors
 from leanconv.ranks.candidates import Candidate
 from leanconv.ranks.merging import Pairs
 from leanconv.ranks.selector import Energy, RankSelector, Request
@@ -21,11 +21,11 @@ from leanconv.ranks.sensitivity.measure import Listener, Projected, split_losses
 from leanconv.ranks.sensitivity.merit import LayerSensitivity, Points, least_change
 from leanconv.ranks.spectra import Spectra
 
-# Images the output is compared on, once a measurement: VGG-16's twelve layers at three losses are 576 images to pass,
-# other networks' in proportion to their layers. Two passes of FITTED images more tell what spatial splits lose.
+# Images that outputs are compared on. Every measurement runs them once: VGG-16's twelve layers at three losses take 576
+# images. FITTED: images that show what spatial splits lose, in two passes.
 IMAGES, FITTED = 16, 128
-# Shares of the energy of its responses that are taken away from a layer. One that loses the least of them alone hardly
-# shows; when all lose something the output is where the larger ones bring it.
+# Shares of a layer's response energy that are removed. The smallest hardly changes the output of one layer alone; once
+# all layers lose some, the output changes as much as the larger ones show.
 LOSSES = (0.3, 0.1, 0.03)
 # Shares of a layer's cost at which its splits are looked at.
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
@@ -53,11 +53,11 @@ class Sensitivity(Energy):
 
 
 def measure_sensitivity(request: Request) -> dict[str, LayerSensitivity]:
-    """Of every candidate. What is known from before is not measured again."""
+    """Measure every candidate. What the notes know already is not measured again."""
     streams, spectra, scheme = request.streams, request.spectra, request.scheme
     candidates = spectra.candidates
-    # Which approximations the output is shown, and which splits are looked at: in a scheme that does not cut responses
-    # there are only splits, and nothing corrects them.
+    # Along which axis the output is measured, and which splits: a scheme that does not cut responses has splits only,
+    # and nothing corrects them.
     splits = [axis for axis in scheme.axes if axis.basis is not None]
     shown = RESPONSES if scheme.fitted else splits[0]
     key = {axis: f"{axis.name} splits{'' if scheme.fitted else ' as they are'}" for axis in splits}
@@ -75,17 +75,17 @@ def measure_sensitivity(request: Request) -> dict[str, LayerSensitivity]:
         for axis, layers in split.items():
             if any(layers.values()):
                 images = drawn(streams, FITTED)
-                lost = split_losses(streams, spectra, axis, images, layers, stage.advance, corrected=scheme.fitted)
-                for name, points in lost:
+                losses = split_losses(streams, spectra, axis, images, layers, stage.advance, corrected=scheme.fitted)
+                for name, points in losses:
                     known[name][key[axis]] = points
         if any(losing.values()):
             listener = Listener(streams.original, drawn(streams, IMAGES), streams.device, streams.seed)
             for name, some in losing.items():
-                if scheme.fitted:
-                    known[name][shown.name] = _projected(listener, spectra, name, some, stage.advance)
-                else:
-                    form, points = _split_form(scheme, shown), known[name].get(key[shown], ())
-                    known[name][shown.name] = _split(listener, spectra, form, name, some, points, stage.advance)
+                lost, changes = known[name].get(key.get(shown), ()), []
+                for loss, change, factors in _approximations(spectra, scheme, shown, name, some, lost):
+                    changes.append((loss, listener.change(change, factors)))
+                    stage.advance()
+                known[name][shown.name] = tuple(changes)
     if losing or any(split.values()):
         request.notes.write("sensitivity", known)
     return {
@@ -122,36 +122,20 @@ def _split_form(scheme: Scheme, axis: Axis) -> Form:
     return next(form for form in scheme.forms if form.axes[0] is axis)
 
 
-def _projected(listener: Listener, spectra: Spectra, name: str, ranks: list[int], step: Callable[[], None]) -> Points:
-    """(energy of responses lost, change of the output) with responses on their leading components."""
-    energies, probe = spectra.candidates[name].spectrum(RESPONSES), spectra.dense[name]
+def _approximations(
+    spectra: Spectra, scheme: Scheme, axis: Axis, name: str, ranks: list[int], lost: Points
+) -> Iterator[tuple[float, Change, Factors]]:
+    """Energy of responses lost, and the factors: with responses on their leading components, or, in a scheme that is
+    not fitted, splits that have ``lost`` so much."""
+    site = spectra.dense[name].site
+    if not scheme.fitted:
+        form = _split_form(scheme, axis)
+        for rank, (_, loss) in zip(ranks, lost, strict=True):
+            probe = split_probe(spectra, name, axis, rank)
+            yield loss, change_of(site, Choice(form, (rank,))), split_factors(probe)
+        return
+    energies = spectra.candidates[name].spectrum(RESPONSES)
     assert energies is not None
-    projected = Projected(probe, spectra.targets.get(name).y, max(ranks, default=0))
-    found = []
+    projected = Projected(spectra.dense[name], spectra.targets.get(name).y, max(ranks, default=0))
     for rank in ranks:
-        change = listener.change(_change(probe, CHANNEL, rank), projected.factors(rank))
-        found.append((1.0 - energies.kept[rank], change))
-        step()
-    return tuple(found)
-
-
-def _split(
-    listener: Listener,
-    spectra: Spectra,
-    form: Form,
-    name: str,
-    ranks: list[int],
-    lost: Points,
-    step: Callable[[], None],
-) -> Points:
-    """The same with splits, of which is known what they have ``lost``."""
-    found = []
-    for rank, (_, loss) in zip(ranks, lost, strict=True):
-        probe = split_probe(spectra, name, form.axes[0], rank)
-        found.append((loss, listener.change(_change(probe, form, rank), split_factors(probe))))
-        step()
-    return tuple(found)
-
-
-def _change(probe: Probe, form: Form, rank: int) -> Change:
-    return change_of(probe.site, Choice(form, (rank,)))
+        yield 1.0 - energies.kept[rank], change_of(site, Choice(CHANNEL, (rank,))), projected.factors(rank)
