@@ -1,9 +1,9 @@
-"""Ranks under a budget of time: of the forms a layer was timed in, those that keep most energy together.
+"""Ranks under a budget of time: which forms of a layer are timed, and which of these keep most energy together.
 
-Forms with two ranks cut responses (d') and filters (d''), and energies of the two do not compare. As in the selection
-by multiply-accumulates, both halves of such a form are to save the same factor t: that says which d' goes with which
-d'', and so what a d'' is worth in the layer's response energy. A form counts as the smaller d' of the two, so that all
-layers and forms compare in one scale; one that cuts on one side only is as good as the other side allows.
+Forms with two ranks cut responses (d') and filters (d''), and the energies of the two do not compare. As in the
+selection by multiply-accumulates, both halves of such a form save the same factor t. So every d'' has a d' that goes
+with it, and with this d' a value in the layer's response energy. A form counts as the smaller d' of the two: all layers
+and forms compare on one scale.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Times = dict[Choice | None, float]
 
 
 def select_timed(candidates: Sequence[Candidate], tables: Mapping[str, Times], budget: float) -> Choices:
-    """A plan of at most ``budget`` milliseconds, all candidates together; a form without a time is not chosen. Where
-    that is too little for any, the fastest.
+    """A plan of at most ``budget`` milliseconds for all candidates, from the forms that have a time; the fastest plan
+    where that is too little.
 
-    For every t there is a best plan. The t that counts is the one at which the ranks d' found save that factor
-    themselves. O(layers * forms) for each t that is tried, and a bisection tries few.
+    For every t there is a best plan. The right t is the one at which the ranks d' of the plan save that factor
+    themselves. O(layers * forms) for each t; a bisection tries few.
     """
-    kept = {one.name: undominated(one, tables[one.name]) for one in candidates}
-    low, high = 0, MOST  # the channel half saves more than t at the former, no more than t at the latter
+    useful = {one.name: undominated(one, tables[one.name]) for one in candidates}
+    low, high = 0, MOST  # the channel half saves more than t at low, at most t at high
     while high - low > 1:
         middle = (low + high) // 2
         factor = 1 + middle / STEPS
-        if _channel_factor(candidates, best_at(candidates, kept, budget, factor)) > factor:
+        if _channel_factor(candidates, best_at(candidates, useful, budget, factor)) > factor:
             low = middle
         else:
             high = middle
-    return best_at(candidates, kept, budget, 1 + high / STEPS)
+    return best_at(candidates, useful, budget, 1 + high / STEPS)
 
 
 def best_at(candidates: Sequence[Candidate], tables: Mapping[str, Times], budget: float, factor: float) -> Choices:
@@ -63,14 +63,10 @@ def _channel_factor(candidates: Sequence[Candidate], plan: Choices) -> float:
     before = sum(one.cost.dense for one in candidates)
     after = 0
     for one in candidates:
-        after += min(one.cost.dense, response_rank(one, plan.get(one.name)) * (one.cost.reduce + one.cost.expand))
+        after += min(
+            one.cost.dense, reach(one, plan.get(one.name), (RESPONSES,))[0] * (one.cost.reduce + one.cost.expand)
+        )
     return before / max(after, 1)
-
-
-def response_rank(candidate: Candidate, choice: Choice | None) -> int:
-    """d' of a form, the full rank where it does not cut."""
-    limit = candidate.geometry.channel_limit
-    return limit if choice is None else choice.form.rank_on(RESPONSES, candidate.geometry, choice.ranks)
 
 
 def reach(candidate: Candidate, choice: Choice | None, axes: Sequence[Axis]) -> tuple[int, ...]:
@@ -103,7 +99,7 @@ def merit(candidate: Candidate, choice: Choice | None, factor: float) -> float:
     responses = candidate.spectrum(RESPONSES)
     if responses is None:  # the spatial scheme alone: filters are all there is to compare
         return 0.0 if choice is None else candidate.log_energy(choice)
-    allowed: float = response_rank(candidate, choice)
+    allowed: float = reach(candidate, choice, (RESPONSES,))[0]
     if choice is not None:
         for axis, rank in zip(choice.form.axes, choice.ranks, strict=True):
             if axis is not RESPONSES and rank < axis.limit(candidate.geometry):
@@ -135,12 +131,12 @@ def _log_kept(energies: Energies, rank: float) -> float:
     return math.log(max(kept, 1e-300))
 
 
-# Forms that save less than this, or more than so many times what is asked for on the whole, are not timed.
+# Forms that save less than LEAST_SAVED, or more than FAR times the target, are not timed.
 LEAST_SAVED, FAR = 1.2, 4.0
-# What the factors of a form with two ranks may save of k x k filters, but for the last: both halves are to save alike.
+# What the factors of a form with two ranks, without the last one, may save of k x k filters: both halves save alike.
 HALF_SAVED = (1.2, 4.5)
-# From EVEN on all sizes timed are multiples of UNIT, so times between two of them may be taken in proportion: below,
-# and off those multiples, they go in steps.
+# From EVEN on all timed sizes are multiples of UNIT, and times between two of them are interpolated. Below, and off the
+# multiples, times go in steps.
 UNIT, EVEN = 16, 64
 
 
@@ -177,37 +173,27 @@ def interpolated(known: Times) -> Times:
     between: Times = {}
     for choice in known:
         if choice is not None:
-            between |= _row(known, choice) if len(choice.ranks) == 1 else _cell(known, choice)
+            between |= _cell(known, choice)
     return between | known
 
 
-def _row(known: Times, low: Choice) -> Times:
-    """Between a form of one rank and the one with the next larger rank of ``sizes``."""
-    (start,) = low.ranks
-    end = following(start)
-    high = Choice(low.form, (end,))
-    if start < EVEN or start % UNIT or high not in known:
-        return {}
-    return {
-        Choice(low.form, (rank,)): _mix(known[low], known[high], (rank - start) / (end - start))
-        for rank in range(start + UNIT, end, UNIT)
-    }
-
-
 def _cell(known: Times, low: Choice) -> Times:
-    """Between four forms of two ranks, the corners of a cell of ``sizes``; a rank under EVEN stays as it is."""
-    a, b = low.ranks
-    found: Times = {}
-    ends = [following(rank) if rank >= EVEN and rank % UNIT == 0 else rank for rank in (a, b)]
-    corners = [Choice(low.form, pair) for pair in itertools.product((a, ends[0]), (b, ends[1]))]
+    """The forms between neighbours in ``sizes``: between two forms of one rank, or four of two ranks. A rank under EVEN
+    stays as it is."""
+    ends = [following(rank) if rank >= EVEN and rank % UNIT == 0 else rank for rank in low.ranks]
+    sides = list(zip(low.ranks, ends, strict=True))
+    corners = [Choice(low.form, ranks) for ranks in itertools.product(*sides)]
     if not all(corner in known for corner in corners):
         return {}
-    w, x, y, z = (known[corner] for corner in corners)
-    for d2, d1 in itertools.product(range(a, ends[0] + 1, UNIT), range(b, ends[1] + 1, UNIT)):
-        across = (d1 - b) / (ends[1] - b) if ends[1] > b else 0.0
-        along = (d2 - a) / (ends[0] - a) if ends[0] > a else 0.0
-        found[Choice(low.form, (d2, d1))] = _mix(_mix(w, x, across), _mix(y, z, across), along)
-    return found
+    cell: Times = {}
+    for ranks in itertools.product(*(range(start, end + 1, UNIT) for start, end in sides)):
+        times = [known[corner] for corner in corners]
+        # Neighbours in the list differ in the last rank: mix along this one first.
+        for rank, (start, end) in zip(reversed(ranks), reversed(sides), strict=True):
+            share = (rank - start) / (end - start) if end > start else 0.0
+            times = [a + share * (b - a) for a, b in zip(times[::2], times[1::2], strict=True)]
+        cell[Choice(low.form, ranks)] = times[0]
+    return cell
 
 
 def following(size: int) -> int:
@@ -217,7 +203,3 @@ def following(size: int) -> int:
     [8, 10, 32, 56, 256]
     """
     return size + max(1, (1 << (size.bit_length() - 1)) // 4)
-
-
-def _mix(low: float, high: float, share: float) -> float:
-    return low + share * (high - low)
