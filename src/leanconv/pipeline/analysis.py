@@ -43,10 +43,10 @@ from leanconv.system.text_table import table
 
 
 class Analysis:
-    """A network looked at: its layers, the original's sampled responses and their spectra.
+    """An analyzed network: its layers, the original's sampled responses and their spectra.
 
-    ``plan`` and ``apply`` may be called as often as wanted. ``close`` it, or use it in a ``with`` block, to give its
-    memory and its workdir back.
+    ``plan`` and ``apply`` may be called any number of times. ``close`` it, or use it in a ``with`` block, to free its
+    memory and its workdir.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Analysis:
         *,
         last: bool,
     ):
-        """``judges``: images put aside to judge a distillation by. ``last``: see ``analyze_model``."""
+        """``judges``: images held out to judge a distillation. ``last``: see ``analyze_model``."""
         self._session, self._model, self._prepared = session, model, prepared
         self._streams, self._spectra, self._options, self._judges = streams, spectra, options, judges
         self._last, self._applied = last, False
@@ -182,7 +182,7 @@ class Analysis:
         return self._as_plan(*streams.team.broadcast(chosen), options, selector)
 
     def _changes(self, choices: Choices, pairs: Pairs) -> list[Change]:
-        """What choices do to the layers, those that only take in a factor included."""
+        """The changes of all layers, with those that only take in a factor."""
         takers = {taker for _, taker in active(choices, pairs)}
         sites = self._prepared.sites
         states = [self._state(name, choices, {}) for name in sites if name in choices or name in takers]
@@ -252,7 +252,7 @@ class Analysis:
         )
 
     def _left_whole(self, layers: Mapping[str, LayerState], *, by_hand: bool) -> dict[str, str]:
-        """Why each layer stays as it is; responses of those that were to be replaced are not needed any more."""
+        """Why each layer stays as it is. Responses of layers that could have been replaced are dropped."""
         prepared, scheme = self._prepared, self._prepared.options.forms
         skipped = dict(prepared.skipped)
         for name, site in prepared.sites.items():
@@ -296,7 +296,7 @@ class Analysis:
 
 
 def _asked(options: Options, **given: Any) -> Options:
-    """``options`` with these arguments; None is what was given before."""
+    """``options`` with these arguments; None keeps the old value."""
     changed = options.changed(**{name: value for name, value in given.items() if value is not None})
     return options if changed == options and changed.custom is options.custom else changed
 
@@ -304,7 +304,7 @@ def _asked(options: Options, **given: Any) -> Options:
 def analyze_model(
     model: nn.Module, images: Iterable[Any], options: Options, session: Session, *, last: bool
 ) -> Analysis:
-    """``last``: only one plan will be applied, so responses are let go as layers are solved."""
+    """``last``: only one plan will be applied, so responses are dropped as layers are solved."""
     try:
         with session.guarded():
             return _analyzed(model, images, options, session, last=last)
@@ -358,7 +358,7 @@ def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session
 
 
 def _looked_at(model: nn.Module, images: Iterable[Any], options: Options, session: Session) -> tuple[Batches, Prepared]:
-    """The images as the network is given them, which may set out for a GPU meanwhile, and what can be done."""
+    """The images as the network gets them, perhaps already on their way to a GPU, and what can be replaced."""
     rank, world = session.team.rank, session.team.world
     distills = options.refine == "distill"
     if distills:

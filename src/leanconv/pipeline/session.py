@@ -1,5 +1,4 @@
-"""What all stages of one run share: the device, the processes, images on their way, the workdir, and the user's random
-states kept."""
+"""What all stages of one run share: the device, the processes, images on their way, the workdir and random states."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from leanconv.system.stage_clock import Clock
 
 
 class Notebook:
-    """What was measured, kept in memory and in the workdir, if there is one."""
+    """Measurements, in memory and in the workdir if there is one."""
 
     def __init__(self, session: Session):
         self._session = session
@@ -73,7 +72,7 @@ class Session:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Around every stage: random states are put back at its end, an error in one process ends all. A caller in
+        """Around every stage: random states are restored at its end, and an error in one process ends all. A caller in
         inference mode still gets a network that can be trained."""
         with (
             untouched_rng(self._seed),
@@ -91,7 +90,7 @@ class Session:
         self._stack.close()
 
     def memory(self) -> Memory:
-        """Of what is free now, but for what set out for a GPU before it was asked."""
+        """The memory that is free now, without images already on their way to a GPU."""
         folder = None if self.work is None else self.work.folder
         return Memory(self.device, self._limit, folder, self.share if self.travel.bytes else None)
 

@@ -45,9 +45,9 @@ def select(
 ) -> Choices:
     """A plan with ``speedup <= before / after < 1.02 speedup``.
 
-    ``fixed`` is the cost of the layers that are counted but not candidates, ``saved`` what will be saved besides by
-    merging; ``merit`` is what the search over forms makes largest in sum. Raises LeanconvError, with the largest number
-    that can be reached, where the target cannot.
+    ``fixed``: cost of the layers that are counted but are no candidates. ``saved``: MACs that merging saves as well.
+    ``merit``: the search over forms makes its sum largest. Raises LeanconvError where ``speedup`` cannot be reached,
+    with the largest number that can.
     """
     before = fixed + sum(candidate.cost.dense for candidate in candidates)
     fixed -= saved  # from here on only what comes after counts

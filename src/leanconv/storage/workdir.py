@@ -5,11 +5,11 @@
     spectra.json          what ranks are chosen by
     sensitivity.json      what every layer does to the output, with ranks="sensitivity"
     plan.json             the plan found by timing, with ranks="latency"
-    solved/               a safetensors file a site, in the order they were solved
+    solved/               a safetensors file for every layer, in the order they were solved
     distilling/           the state of the training with refine="distill"
 
-Files appear whole or not at all: they are written under another name, flushed and renamed. A lock on the folder
-itself, which the system lets go when the process ends, keeps a second process out.
+Files appear whole or not at all: they are written under another name, flushed and renamed. A lock on the folder keeps
+a second process out; the system releases it when the process ends.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ log = logging.getLogger("leanconv")
 
 FORMAT = "leanconv-work"
 VERSION = 1
-STATE, SAMPLES, FACTS = "leanconv-work.json", "statistics", "statistics/facts.json"
+STATE, SAMPLES, FACTS = "leanconv-work.json", "statistics", "facts.json"
 SPECTRA, SENSITIVITY, SOLVED, DISTILLING = "spectra.json", "sensitivity.json", "solved", "distilling"
 PLAN = "plan.json"
 PART = ".part"  # the end of the name of what is being written
 OLD = ".old"  # and of what is being removed
 REMOVED = (SAMPLES, SPECTRA, SENSITIVITY, SOLVED, DISTILLING)
-# All that may be so called.
+# All names that may end in PART.
 OWN = (STATE, SAMPLES, SPECTRA, SENSITIVITY, PLAN, *(f"{name}{OLD}" for name in REMOVED))
 
 # What was measured: the file and its key.
@@ -84,8 +84,7 @@ class Workdir:
         os.close(self._lock)
 
     def begin(self, given: dict[str, Any], options: Options) -> None:
-        """Take what is here for statistics of these images and this network, or refuse, by name, what does not go with
-        it."""
+        """Use the statistics in the folder for these images and this network; refuse arguments that differ, by name."""
         facts = {**given, "leanconv": __version__, "torch": torch.__version__, **options.to_json()}
         basis = {key: facts[key] for key in BASIS}
         known = self._load(STATE)
@@ -110,8 +109,8 @@ class Workdir:
         self._store(STATE, self._state)
 
     def begin_run(self, options: Options, plan: dict[str, Any] | None = None) -> None:
-        """Start a run of these arguments or go on with it; refuse, by name, what does not go with an unfinished one.
-        Layers that were solved for another ``plan`` are forgotten."""
+        """Start a run of these arguments or continue it; refuse arguments that differ from an unfinished run, by name.
+        Layers solved for another ``plan`` are removed."""
         run, solving = self._arguments(options)
         known = self._completed(self._state)
         if known["run"] is not None and run != known["run"]:
@@ -135,14 +134,14 @@ class Workdir:
         self._store(STATE, self._state)
 
     def _arguments(self, options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
-        """All that a run was asked for, and what a solved layer depends on: distillation comes behind, and ranks found
-        by timing are others every time."""
+        """All arguments of a run, and those that a solved layer depends on: distillation comes later, and ranks by
+        timing differ every time."""
         run = {key: value for key, value in options.to_json().items() if key not in BASIS}
         timed = options.target is not None
         return run, run if timed else {**run, "refine": options.closed_form, "steps": None}
 
     def _completed(self, known: dict[str, Any]) -> dict[str, Any]:
-        """With the arguments that older folders lack."""
+        """Add the arguments that older folders lack."""
         for part in ("run", "solving"):
             if known.get(part) is not None:
                 known[part] = {"steps": None, "sweeps": 0, **known[part]}
@@ -168,7 +167,7 @@ class Workdir:
 
     @contextmanager
     def new_samples(self) -> Iterator[Path]:
-        """A folder for samples, which takes its place when the block ends well; with ``describe`` before that."""
+        """A folder for samples; it replaces the old one when the block ends well. Call ``describe`` in the block."""
         part = self.folder / f"{SAMPLES}{PART}"
         with self._writing():
             part.mkdir()
@@ -188,15 +187,15 @@ class Workdir:
     def describe(self, sites: dict[str, Any], largest: int | None, images: int) -> None:
         """What the files in the new folder are, what batches were cut to and how many images there were."""
         facts = {"sites": sites, "largest": largest, "images": images}
-        self._store(FACTS.replace(SAMPLES, f"{SAMPLES}{PART}"), facts)
+        self._store(f"{SAMPLES}{PART}/{FACTS}", facts)
 
     def described(self) -> tuple[dict[str, Any], int | None, int | None]:
-        """As an earlier run described it; nothing where there is nothing. Older folders do not count their images."""
-        facts = self._load(FACTS) or {"sites": {}, "largest": None}
+        """What an earlier run described, if any. Older folders do not count their images."""
+        facts = self._load(f"{SAMPLES}/{FACTS}") or {"sites": {}, "largest": None}
         return facts["sites"], facts["largest"], facts.get("images")
 
     def read_notes(self, name: str) -> dict[str, Any]:
-        """What an earlier run wrote under this name; nothing where there is nothing."""
+        """What an earlier run wrote under this name, if anything."""
         file, key = NOTES[name]
         return (self._load(file) or {key: {}})[key]  # type: ignore[no-any-return]
 
@@ -205,7 +204,7 @@ class Workdir:
         self._store(file, {key: data})
 
     def solved(self, device: torch.device) -> dict[str, Fit]:
-        """The sites solved so far."""
+        """The layers solved so far."""
         found: dict[str, Fit] = {}
         for path in sorted((self.folder / SOLVED).glob("*.safetensors")):
             try:
@@ -275,7 +274,7 @@ class Workdir:
 
 
 def digest_of_model(model: nn.Module) -> str:
-    """Its layers as they print, and names, shapes and numbers of everything the network keeps."""
+    """A hash of the printed layers, and of names, shapes and numbers of all parameters and buffers."""
     total = hashlib.sha256(repr(model).encode())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -284,7 +283,7 @@ def digest_of_model(model: nn.Module) -> str:
 
 
 def digest_of_images(batches: Batches) -> list[tuple[int, str]]:
-    """One for each batch, with the number of its first image."""
+    """The hash of each batch, with the index of its first image."""
     found = []
     for batch in batches:
         total = hashlib.sha256()

@@ -38,10 +38,10 @@ from leanconv.system.atomic_files import write_whole
 
 # Forms measured in turns at a time: all of them stay in memory.
 TOGETHER = 40
-# Seconds that so many are measured for, after a warm-up of at most as long.
+# Seconds of one such measurement, after a warm-up of at most the same time.
 SECONDS = 1.5
-# Whatever disturbs a measurement makes it longer, never shorter: the true time is near the shortest ones. The very
-# shortest of a few may have met the caches of its like, so not that.
+# Disturbances make a measurement longer, never shorter: the true time is near the shortest ones. The very shortest may
+# have profited from caches, so it is not taken.
 QUANTILE = 0.2
 # Of files with times: their format, and the name of a layer as it is.
 FORMAT, VERSION, DENSE = "leanconv-latency", 1, "dense"
@@ -61,7 +61,7 @@ def conditions_of(target: Target) -> Conditions:
 
 @dataclass
 class Stopwatch:
-    """Times layers on ``target`` and keeps the times; what is known is not measured again."""
+    """Times layers on ``target`` and caches the times: nothing is measured twice."""
 
     target: Target
     cache: Cache
@@ -73,8 +73,7 @@ class Stopwatch:
         return cls(target, Cache.opened({**facts, "target": target.to_json()}))
 
     def measure(self, wanted: Iterable[tuple[Site, list[Choice]]], step: Callable[[], None] = lambda: None) -> None:
-        """Time these forms, and the layers as they are; ``step`` is called for every site. Sites that are alike are
-        measured once."""
+        """Time these forms, and the whole layers; ``step`` is called for every site. Equal sites are measured once."""
         for site, choices in wanted:
             known = self.times(site)
             new = [choice for choice in dict.fromkeys(choices) if choice not in known]
@@ -87,8 +86,8 @@ class Stopwatch:
             step()
 
     def scale(self, sites: Iterable[Site], other: Callable[[], Any]) -> float:
-        """Milliseconds of ``other`` on a machine as fast as when the layers of ``sites`` were first timed; they are
-        timed along with it."""
+        """Milliseconds of ``other`` on a machine as fast as when the layers of ``sites`` were first timed: these are
+        timed again with it."""
         conditions = conditions_of(self.target)
         layers = {key_of(site): site for site in sites}
         with threads_set(conditions.threads):
@@ -101,8 +100,8 @@ class Stopwatch:
         return self.cache.times(key_of(site))
 
     def _measured(self, site: Site, choices: list[Choice], before: float | None) -> Times:
-        """The layer as it is goes along every time. ``before``: its time when others were measured; what the machine is
-        slower or faster now is taken out by it."""
+        """The whole layer is always timed with the forms. ``before``: its first time; times are scaled to it, as the
+        machine may be slower or faster now."""
         conditions = conditions_of(self.target)
         forms: list[Choice | None] = [None, *choices]
         with threads_set(conditions.threads):
@@ -162,7 +161,7 @@ class Cache:
 
     @classmethod
     def opened(cls, facts: dict[str, Any]) -> Cache:
-        """The file of these facts. One that cannot be read is left out with a remark, and written anew later."""
+        """The file of these facts. One that cannot be read is ignored with a warning, and replaced later."""
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
         cache = cls(folder() / f"latency-{digest}.json", facts)
         try:
@@ -182,7 +181,7 @@ class Cache:
         return self.layers.setdefault(layer, {})
 
     def keep(self) -> None:
-        """Written whole or not at all; where it cannot be written the run goes on."""
+        """Write the file, whole or not at all; where that fails the run continues."""
         layers = {layer: {_name(choice): ms for choice, ms in times.items()} for layer, times in self.layers.items()}
         data = {"format": FORMAT, "version": VERSION, "facts": self.facts, "layers": layers}
         try:
@@ -215,7 +214,7 @@ def prepared(network: nn.Sequential, example: Tensor, runtime: str, conditions: 
 
 
 def written(network: nn.Sequential, example: Tensor) -> bytes | None:
-    """``network`` as the bytes of an ONNX file; None for what is not plain enough."""
+    """``network`` as the bytes of an ONNX file; None where a layer has no simple ONNX operation."""
     onnx = load("onnx", "onnx")
     helper, from_array = onnx.helper, onnx.numpy_helper.from_array
     nodes, weights, here = [], [], "images"

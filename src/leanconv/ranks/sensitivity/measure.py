@@ -24,13 +24,14 @@ from leanconv.ranks.spectra import Spectra
 from leanconv.solve import pca, reduced_rank
 from leanconv.system.random_state import untouched_rng
 
-# What is said of a network that answers with NaN, or something as far off, once a layer is approximated.
+# The largest change that is reported, also for a network that returns NaN once a layer is approximated.
 FARTHEST = 1e3
-# The share of an output's variance over the images that is common to all its columns: up to the first they are taken
-# for scores of classes, which say the same whatever is added to all, beyond the second for numbers that each mean
-# something. A head trained class by class has about a third in common (VGG-16's), two columns that know nothing of each
-# other a half.
+# The share of an output's variance over the images that is common to all its columns. Up to SCORES they are taken for
+# scores of classes, where a number added to all changes nothing; from NUMBERS on for numbers that each mean something.
+# A classifier has about a third in common (VGG-16), two independent columns have a half.
 SCORES, NUMBERS = 0.4, 0.6
+# Responses of a layer that a split is corrected and judged by.
+ROWS = 8192
 
 
 class Projected:
@@ -56,8 +57,8 @@ class Projected:
 
 
 class Answer(NamedTuple):
-    """``rows``: a tensor the network returned, an image a row where its first dimension tells, else one in all.
-    ``matrix``: whether that is how it was returned."""
+    """A tensor the network returned, float64. ``rows``: one for every image, or one in all where the first dimension is
+    not that of the images. ``matrix``: whether the tensor was a matrix."""
 
     rows: Tensor
     matrix: bool
@@ -65,12 +66,12 @@ class Answer(NamedTuple):
     @classmethod
     def of(cls, output: Tensor, size: int) -> Answer:
         rows = output.detach().to(torch.float64)
-        told = rows.dim() > 0 and len(rows) == size
-        return cls(rows.reshape(size if told else 1, -1), rows.dim() == 2)
+        by_image = rows.dim() > 0 and len(rows) == size
+        return cls(rows.reshape(size if by_image else 1, -1), rows.dim() == 2)
 
 
 class Listener:
-    """The original's answers on some ``images``, and what becomes of them with factors in place of a layer."""
+    """The original's outputs on some ``images``, and how much they change with factors in place of a layer."""
 
     def __init__(self, original: nn.Module, images: list[Batch], device: torch.device, seed: int):
         self._network = copied(original, share=True)
@@ -86,7 +87,7 @@ class Listener:
             )
 
     def change(self, form: Change, factors: Factors) -> float:
-        """Of the output, in length, relative to its own: the mean over the tensors it consists of."""
+        """Length of the output's change over its own length: the mean over the tensors it consists of."""
         with _replaced(self._network, form, factors):
             answers = self._compared(self._answers())
         if [rows.shape for rows in answers] != [rows.shape for rows in self._reference]:
@@ -100,7 +101,8 @@ class Listener:
         return min(mean, FARTHEST) if mean == mean else FARTHEST
 
     def _compared(self, answers: list[Answer]) -> list[Tensor]:
-        """What of them counts. They may be others than there were, which is refused in a sentence."""
+        """The answers without the part that is common to all columns. Their number may have changed: ``change`` refuses
+        that."""
         shares = itertools.chain(self._free, itertools.repeat(0.0))
         return [
             rows - free * rows.mean(1, keepdim=True) if free else rows
@@ -108,7 +110,7 @@ class Listener:
         ]
 
     def _answers(self) -> list[Answer]:
-        """One for every tensor the network returns; for every batch, where sizes differ."""
+        """One for every tensor the network returns; one for every batch where sizes differ."""
         found: list[list[Answer]] = []
         with torch.no_grad(), untouched_rng(self._seed):
             for batch in self._images:
@@ -120,12 +122,8 @@ class Listener:
 
 
 def _free(rows: Tensor) -> float:
-    """How much of what all columns of ``rows`` (images x columns) have in common may change unseen: all of it of scores
-    of classes, nothing of a regressor's answers, and in between as they look more like the one or the other.
-
-    Whoever leaves what is common out of a regressor's answers may leave out the answer; whoever looks at it in a
-    classifier's looks at what softmax does not see.
-    """
+    """How much of a change common to all columns of ``rows`` (images x columns) is ignored: all of it for scores of
+    classes, as softmax does not see it, nothing for a regressor, and a share for outputs between the two."""
     if rows.shape[1] == 1:
         return 0.0
     varying = rows - rows.mean(0)
@@ -145,10 +143,6 @@ def _replaced(network: nn.Module, change: Change, factors: Factors) -> Iterator[
             put(network, path, module)
 
 
-# Responses of a layer that a split is corrected and judged by.
-ROWS = 8192
-
-
 def split_losses(
     streams: Streams,
     spectra: Spectra,
@@ -159,11 +153,10 @@ def split_losses(
     *,
     corrected: bool,
 ) -> Iterator[tuple[str, Points]]:
-    """(energy of filters lost, energy of responses lost) at the ranks named, of every layer. Two passes of ``images``.
+    """(energy of filters lost, energy of responses lost) of every layer at these ``ranks``. Two passes of ``images``.
 
-    ``corrected``: as the solver will map a split's responses to the original's, so does a regression here, from half of
-    the images, and the other half tells what it is worth. It is worth much: of the energy that a split loses by itself
-    a fifth to two thirds are left in VGG-16.
+    ``corrected``: a regression on half of the images maps a split's responses to the original's, as the solver will,
+    and the other half shows what is still lost: in VGG-16 a fifth to two thirds of what a split alone loses.
     """
     most = {name: max(some) for name, some in ranks.items() if some}
     whole = collected(streams, images, {name: spectra.dense[name] for name in most}, ROWS)
@@ -185,8 +178,8 @@ def split_losses(
 
 
 def split_loss(probe: Probe, y: Tensor, given: Tensor, *, corrected: bool) -> float:
-    """Share of the energy of ``y`` (n x d) that ``given`` (n x d) leaves; ``corrected`` by a regression, no more than
-    as it is: few rows make a bad one."""
+    """Share of the energy of ``y`` (n x d) that ``given`` (n x d) does not explain. ``corrected``: by a regression,
+    where it helps: on few rows it may not."""
     half, full = len(y) // 2, probe.site.geometry.channel_limit
     ways = [given[half:]]
     if corrected:
@@ -198,6 +191,6 @@ def split_loss(probe: Probe, y: Tensor, given: Tensor, *, corrected: bool) -> fl
 
 
 def split_probe(spectra: Spectra, name: str, axis: Axis, rank: int) -> Probe:
-    """Of the product of a split; what its second factor sees is collected."""
+    """A probe of the product of a split that collects the input of its second factor."""
     dense, split = spectra.dense[name], spectra.split(name, axis, rank)
     return Probe(dense.site, split.product(), dense.bias, split, halfway=True)

@@ -1,9 +1,9 @@
 """Ranks by what they do to the output: a few measurements of every layer, and what follows for all its forms.
 
-A form of a layer loses a share of the energy of its responses: of d' that is the tail of their spectrum, of d'' what
-was measured at a few d''. So both stand on one scale, and the losses of a 3d pair add. What a loss does to the output
-was measured at a few losses, layer by layer: it says how much of its energy each layer may lose for one and the same
-change of the output, and losses count in that unit.
+A form of a layer loses a share of the energy of its responses. For d' this is the tail of their spectrum, for d'' it
+was measured at a few d''. So both are on one scale, and the losses of a 3d pair add. What a loss does to the output was
+measured at a few losses, layer by layer. This says how much energy each layer may lose for the same change of the
+output; losses count in that unit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from leanconv.forms import RESPONSES, Axis, Choice
 from leanconv.ranks.candidates import Candidate
 from leanconv.ranks.select import Merit
 
-# Changes under this are rounding; a layer the output does not depend on has no others. No curve goes beyond the latter.
+# Changes under LEAST are rounding: a layer that the output does not depend on has only those. No curve exceeds MOST.
 LEAST, MOST = 1e-9, 1e6
-# The change that losses are compared at is the one a loss of this brings about in the middle one of the layers.
+# Losses are compared at one change of the output: the median, over the layers, of the change by this loss.
 USUAL = 0.1
-# Fitting a layer makes up for some of what the layers before it have lost: it is worth this loss of its own.
+# Fitting a layer repairs part of what the layers before it have lost: this is worth so much loss of its own.
 REFIT = 0.02
 
 Points = tuple[tuple[float, float], ...]
@@ -29,7 +29,7 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSensitivity:
-    """Of one layer. ``output``: (share of the responses' energy lost, relative change of the output in length);
+    """Measurements of one layer. ``output``: (share of the responses' energy lost, relative change of the output).
     ``splits``: for each axis of the filters, (share of the filters' energy lost, share of the responses' energy lost)
     at some ranks."""
 
@@ -38,8 +38,8 @@ class LayerSensitivity:
 
 
 class Curve:
-    """A rising curve through points, straight between them where both axes are logarithmic, after isotonic regression.
-    It goes on beyond the last point as before it; before the first like x ** ``power``: 0 at 0."""
+    """A rising curve through points, after isotonic regression: straight lines where both axes are logarithmic. The
+    last line continues beyond the last point; before the first point the curve is x ** ``power``, 0 at 0."""
 
     def __init__(self, points: Points, power: float):
         known = sorted({math.log(x): math.log(max(y, LEAST)) for x, y in points if x > 0}.items())
@@ -64,7 +64,7 @@ class Curve:
         return min(MOST, math.exp(self._x[number] + (rise / slope if rise else 0.0)))
 
     def _line(self, axis: list[float], at: float) -> tuple[int, float]:
-        """The first point that is no less than ``at`` on an axis, or the last one, and the slope before it."""
+        """The index of the first point of at least ``at`` on an axis, or of the last point, and the slope before it."""
         number = next((i for i, known in enumerate(axis) if known >= at), len(axis) - 1)
         if number == 0:
             return 0, self._power
@@ -88,8 +88,8 @@ def isotonic(values: list[float]) -> list[float]:
 
 
 def allowed(measured: Mapping[str, LayerSensitivity]) -> dict[str, float]:
-    """What each layer alone may lose of its responses' energy for one and the same change of the output; what is usual
-    where nothing was measured, as of a layer whose responses never vary."""
+    """The share of its response energy that each layer alone may lose for the same change of the output; USUAL where
+    nothing was measured, as for a layer whose responses never vary."""
     # The energy of a small change goes through in proportion.
     known = {name: one.output for name, one in measured.items() if any(loss > 0 for loss, _ in one.output)}
     curves = {name: Curve(points, 0.5) for name, points in known.items()}
@@ -98,15 +98,15 @@ def allowed(measured: Mapping[str, LayerSensitivity]) -> dict[str, float]:
 
 
 def least_change(measured: Mapping[str, LayerSensitivity], *, refits: bool) -> Merit:
-    """What ``select`` is to make largest in sum: minus the losses of all layers, each in the unit of its own.
+    """The merit that ``select`` makes largest in sum: minus the loss of every layer, in the unit of this layer.
 
-    Losses are added, not the changes they bring about alone: small ones go through the layers behind them as energies,
-    which add, and what is made of their sum in the end is the same for all plans.
+    Losses are added, not the changes of the output by each: small losses pass the later layers as energies, which add,
+    and the effect of their sum is the same for all plans.
 
-    The unit is the root of what a layer is allowed to lose, half way between that and the same for all: it was measured
-    on few images, in one layer at a time, with nothing solved behind it.
+    The unit is the root of what a layer may lose, half way between that and one unit for all: it was measured on few
+    images, one layer at a time, with nothing solved behind it.
 
-    ``refits``: a layer in factors is fitted to the input it will have, and one that stays whole is not.
+    ``refits``: whether a layer in factors is fitted to the input it will have; a whole layer is not.
     """
     units = {name: math.sqrt(loss) for name, loss in allowed(measured).items()}
     splits = {
@@ -123,7 +123,7 @@ def least_change(measured: Mapping[str, LayerSensitivity], *, refits: bool) -> M
 
 
 def lost(candidate: Candidate, choice: Choice, splits: Mapping[Axis, Curve]) -> float:
-    """Share of the energy of the responses. Where no split was looked at, as if responses lost what filters lose."""
+    """Share of the response energy. Where no split was measured, responses are taken to lose what filters lose."""
     total = 0.0
     for axis, kept in candidate.kept(choice).items():
         if candidate.spectrum(axis) is not None:
