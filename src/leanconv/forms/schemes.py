@@ -12,10 +12,11 @@ from leanconv.forms.channel import Channel
 from leanconv.forms.merged import Merged
 from leanconv.forms.spatial import Spatial
 from leanconv.forms.three_d import ThreeD
+from leanconv.forms.tucker2 import Tucker2
 from leanconv.network.layers.geometry import Geometry
 
-CHANNEL, SPATIAL, THREE_D, MERGED = Channel(), Spatial(), ThreeD(), Merged()
-FORMS: dict[str, Form] = {form.name: form for form in (CHANNEL, SPATIAL, THREE_D, MERGED)}
+CHANNEL, SPATIAL, THREE_D, TUCKER2, MERGED = Channel(), Spatial(), ThreeD(), Tucker2(), Merged()
+FORMS: dict[str, Form] = {form.name: form for form in (CHANNEL, SPATIAL, THREE_D, TUCKER2, MERGED)}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ SCHEMES: dict[str, Scheme] = {
     "channel": Scheme("channel", (CHANNEL,)),
     "spatial": Scheme("spatial", (SPATIAL,)),
     "3d": Scheme("3d", (CHANNEL, SPATIAL, THREE_D)),
+    "tucker2": Scheme("tucker2", (CHANNEL, TUCKER2)),
 }
 
 
