@@ -10,7 +10,8 @@ import torch
 import leanconv
 from leanconv.config import Options
 from leanconv.evaluation.paired import compare
-from leanconv.forms import THREE_D
+from leanconv.forms import FORMS
+from leanconv.forms.schemes import as_scheme
 from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.ranks import Candidate, KeptSpectra
 from leanconv.ranks.candidates import Energies
@@ -53,7 +54,7 @@ def many_layers(count: int, width: int) -> Facts:
     spectra = {"channel": Energies(values[:width]), "spatial": Energies(values)}
     names = [f"features.stage.{i}.conv" for i in range(count)]
     kept = KeptSpectra(
-        scheme="3d",
+        scheme=as_scheme("3d"),
         candidates=tuple(Candidate(name=name, geometry=geometry, cost=cost, spectra=spectra) for name in names),
         pairs=[],
         fixed=0,
@@ -63,7 +64,7 @@ def many_layers(count: int, width: int) -> Facts:
         LayerFacts(
             name=name,
             macs_before=cost.dense,
-            macs_after=THREE_D.macs(cost, (5, 5)),
+            macs_after=FORMS["3d"].macs(cost, (5, 5)),
             scheme="3d",
             ranks=(5, 5),
             limits=(3 * width, width),
@@ -81,7 +82,7 @@ def many_layers(count: int, width: int) -> Facts:
         source="many",
         original_options=(),
         macs_before=count * cost.dense,
-        macs_after=count * THREE_D.macs(cost, (5, 5)),
+        macs_after=count * FORMS["3d"].macs(cost, (5, 5)),
         parameters_before=2,
         parameters_after=1,
         images=1,

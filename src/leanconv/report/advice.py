@@ -1,5 +1,4 @@
-"""What to try next, from the facts of one run, and what keeps several from being compared: a few sentences, each with
-the command it means."""
+"""Sentences about one run (what to try next) and about several (why they cannot be compared), with commands."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ from dataclasses import dataclass, replace
 from leanconv.errors import listing
 from leanconv.evaluation.paired import points
 from leanconv.report.facts import Facts
-from leanconv.report.measured import Timed
 from leanconv.report.repeat import UNKNOWN, plain_name
 
 # A layer's error this many times the median of all stands out.
@@ -124,7 +122,7 @@ def _not_replaced(facts: Facts) -> Advice | None:
 
 
 def remarks(results: Sequence[Facts]) -> Iterator[str]:
-    """What keeps ``results`` from being compared."""
+    """Why ``results`` cannot be compared, and what to do about it."""
     yield from _originals(results)
     yield from _measured_differently(results)
     tuned = [one.folder for one in results if one.tuned]
@@ -186,7 +184,7 @@ def _measured_differently(results: Sequence[Facts]) -> Iterator[str]:
 
 
 def evaluate_command(one: Facts, data: Sequence[str]) -> str:
-    """That records the accuracy of ``one``; ``data``: the options that name the images."""
+    """The command that records the accuracy of ``one``; ``data``: the options that name the images."""
     return shlex.join(["leanconv", "evaluate", one.original, one.folder, *data, *one.original_options, "--record"])
 
 
@@ -197,14 +195,11 @@ def evaluate_like(one: Facts, results: Sequence[Facts]) -> str:
 
 
 def bench_like(one: Facts, results: Sequence[Facts]) -> str:
-    """That records the times of ``one``, in the settings of those of ``results`` that have the same original."""
+    """The command that records the times of ``one``, with the settings of those of ``results`` that have the same
+    original."""
+    words = ["leanconv", "bench", one.original, one.folder]
     known = (other.measurements for other in results if other.source == one.source and other.times)
-    words = ["leanconv", "bench", one.original, one.folder, *_settings(next(known, [])), "--record"]
-    return shlex.join(words)
-
-
-def _settings(measurements: Sequence[Timed]) -> list[str]:
-    words: list[str] = []
+    measurements = next(known, [])
     for runtime in dict.fromkeys(timed.runtime for timed in measurements):
         words += ["--runtime", runtime]
     for batch in dict.fromkeys(timed.batch for timed in measurements):
@@ -212,4 +207,4 @@ def _settings(measurements: Sequence[Timed]) -> list[str]:
     for first in measurements[:1]:
         words += ["--device", "cuda"] if first.gpu else ["--device", "cpu", "--threads", str(first.threads)]
         words += [] if first.dtype == "float32" else ["--dtype", first.dtype]
-    return words
+    return shlex.join([*words, "--record"])

@@ -1,4 +1,4 @@
-"""Several saved folders: read once each, their tables and the points of their charts. No rendering."""
+"""Several saved folders, compared: tables and the points of charts. No rendering."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ CUT = "..."
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results, those of one original next to each other, the cheapest last; ``remarks`` say what keeps them from being
-    compared, and what to do about it."""
+    """Results, sorted by original, the cheapest last; ``remarks`` say why they cannot be compared, and what to do."""
 
     results: tuple[Facts, ...]
     remarks: tuple[str, ...]
@@ -57,7 +56,7 @@ class Table:
 
 
 def tables(results: Sequence[Facts]) -> list[Table]:
-    """Those that have anything to show."""
+    """Cost, accuracy and times, without empty tables."""
     return [table for table in (_cost(results), _accuracy(results), _times(results)) if table.rows]
 
 
@@ -67,10 +66,10 @@ def _cost(results: Sequence[Facts]) -> Table:
     for one in results:
         if (one.source, one.macs_before) not in known:
             known.add((one.source, one.macs_before))
-            counts = [_millions(one.macs_before), _millions(one.parameters_before)]
+            counts = [f"{count / 1e6:.2f}" for count in (one.macs_before, one.parameters_before)]
             rows.append([_cut(one.source), "", "the original", "", *counts, "", ""])
         ratio = f"{one.speedup:.2f}x" if one.speedup >= 1 else f"{1 / one.speedup:.2f}x more"
-        counts = [_millions(one.macs_after), _millions(one.parameters_after)]
+        counts = [f"{count / 1e6:.2f}" for count in (one.macs_after, one.parameters_after)]
         errors = [f"{one.mean_error:.3f}", f"{one.max_error:.3f}"]
         rows.append([one.folder, _cut(one.source), _kind(one), ratio, *counts, *errors])
     heads = ["cost", "made from", "scheme", "fewer MACs", "MMACs", "M params", "mean error", "max error"]
@@ -82,13 +81,9 @@ def _kind(one: Facts) -> str:
 
 
 def _cut(name: str) -> str:
-    """Both ends of a long name."""
+    """A long name without its middle."""
     half = (WIDEST - len(CUT)) // 2
     return name if len(name) <= WIDEST else name[:half] + CUT + name[-half:]
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:.2f}"
 
 
 def _accuracy(results: Sequence[Facts]) -> Table:

@@ -19,16 +19,16 @@ LAYERS = 800
 
 
 class PlannedLayer(NamedTuple):
-    label: str  # its form and ranks
+    label: str  # form and ranks
     macs: int
     energy: float
 
 
 class Plan(NamedTuple):
-    """``layers`` in the order of the candidates; MACs of the whole network before and after."""
+    """``layers`` are in the order of the candidates."""
 
-    speedup: float  # that was asked for
-    before: int
+    speedup: float  # the target
+    before: int  # MACs of the whole network
     after: int
     replaced: int  # layers that have factors
     layers: list[PlannedLayer]
@@ -45,7 +45,7 @@ def speedups(kept: KeptSpectra, target: float) -> list[float]:
 
 
 def plans(kept: KeptSpectra, target: float) -> list[Plan]:
-    """What ``ranks="energy"`` gives for each speed-up that can be met."""
+    """What ``ranks="energy"`` gives for each speed-up that can be reached."""
     by_name = {one.name: one for one in kept.candidates}
     before = kept.fixed + sum(one.cost.dense for one in kept.candidates)
     made = []
@@ -55,15 +55,10 @@ def plans(kept: KeptSpectra, target: float) -> list[Plan]:
         except LeanconvError:  # the ranks are too coarse for it
             continue
         macs = macs_after(by_name, plan, pairs)
-        forms: dict[str, tuple[str, tuple[int, ...]]] = {
-            taker: (MERGED.name, plan[giver].ranks[-1:]) for giver, taker in pairs
-        }
-        forms |= {name: (choice.form.name, choice.ranks) for name, choice in plan.items()}
-        layers = [
-            PlannedLayer(
-                form_label(*forms.get(name, (None, ()))), macs[name], one.energy(plan[name]) if name in plan else 1.0
-            )
-            for name, one in by_name.items()
-        ]
+        labels = dict.fromkeys(by_name, form_label(None, ()))
+        labels |= {taker: form_label(MERGED.name, plan[giver].ranks[-1:]) for giver, taker in pairs}
+        labels |= {name: form_label(choice.form.name, choice.ranks) for name, choice in plan.items()}
+        energies = dict.fromkeys(by_name, 1.0) | {name: by_name[name].energy(choice) for name, choice in plan.items()}
+        layers = [PlannedLayer(labels[name], macs[name], energies[name]) for name in by_name]
         made.append(Plan(speedup, before, kept.fixed + sum(macs.values()), len(plan), layers))
     return made

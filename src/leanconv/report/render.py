@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from leanconv import __version__
@@ -89,8 +89,7 @@ def page(facts: Facts) -> str:
     """The whole file about one folder."""
     errors, ranks = facts.errors, facts.options["ranks"]
     chosen = ranks if isinstance(ranks, str) else "given by hand"
-    return _rendered(
-        "report.html.j2",
+    return _template("report.html.j2").render(
         mark=_mark("report"),
         facts=facts,
         # Whether responses were fitted, which the solver and asymmetric are about.
@@ -112,8 +111,7 @@ def comparison_page(comparison: Comparison) -> str:
     results = comparison.results
     charts = {"chart-macs": against_macs(results), "chart-times": against_time(results)}
     measure = listing(dict.fromkeys(one.accuracy.scores[0].label for one in results if one.accuracy))
-    return _rendered(
-        "comparison.html.j2",
+    return _template("comparison.html.j2").render(
         mark=_mark("comparison"),
         results=results,
         sources=listing(dict.fromkeys(one.source for one in results)),
@@ -142,16 +140,15 @@ def _data(facts: Facts) -> dict[str, Any]:
 
 
 def _slider(facts: Facts, kept: KeptSpectra, target: float) -> dict[str, Any]:
-    """Of each candidate its name, its form in this run and its MACs; of each plan what the page says of it."""
+    """For each candidate its name, its form in this run and its MACs; for each plan its sentence and its layers."""
     labels = {layer.name: layer.label for layer in facts.layers}
     now = [labels.get(one.name, "") for one in kept.candidates]
     shown = []
     for plan in plans(kept, target):
         differ = sum(layer.label != label for layer, label in zip(plan.layers, now, strict=True))
-        said = (
-            f"At {plan.speedup:g}x: {_count(plan.replaced, 'layer')} replaced, {_si(plan.before)} → {_si(plan.after)} "
-        )
-        said += f"MACs ({plan.before / plan.after:.3f}x, skipped layers counted); {_count(differ, 'layer')} "
+        said = f"At {plan.speedup:g}x: {_count(plan.replaced, 'layer')} replaced, {_si(plan.before)} → "
+        said += f"{_si(plan.after)} MACs ({plan.before / plan.after:.3f}x, skipped layers counted); "
+        said += f"{_count(differ, 'layer')} "
         shown.append(
             {
                 "speedup": plan.speedup,
@@ -167,7 +164,7 @@ def _slider(facts: Facts, kept: KeptSpectra, target: float) -> dict[str, Any]:
 
 
 def _layer(layer: LayerFacts) -> dict[str, Any]:
-    """JSON has no infinity, which the error is where the original's responses are all 0 and these are not."""
+    """JSON has no infinity, which is the error if the original's responses are all 0 and these are not."""
     finite = layer.error is not None and math.isfinite(layer.error)
     return {**asdict(layer), "error": layer.error if finite else None}
 
@@ -195,13 +192,9 @@ def _curves(facts: Facts, kind: str) -> list[dict[str, Any]]:
     return curves
 
 
-def _rendered(template: str, **values: Any) -> str:
-    return _environment().get_template(template).render(values)
-
-
 @functools.cache
-def _environment() -> Environment:
-    """Whatever comes from outside is escaped where it is put in."""
+def _template(name: str) -> Template:
+    """Every value is escaped where it is put in."""
     made = Environment(
         loader=PackageLoader("leanconv.report", ""),
         autoescape=True,
@@ -219,7 +212,7 @@ def _environment() -> Environment:
         gain=lambda lost: "" if lost is None else f"{points(-lost.high)} to {points(-lost.low)}",
     )
     made.globals.update(version=__version__, file=_file, plotly=_packed_plotly, change=_change)
-    return made
+    return made.get_template(name)
 
 
 def _file(name: str) -> Markup:
