@@ -30,7 +30,7 @@ import leanconv
 from leanconv import demo
 from leanconv.cli.main import app
 from leanconv.config import Options
-from leanconv.system.fields import table_of
+from tests.support.option_table import table_of
 from tests.support.small_world import command, shape_of
 
 ROOT = Path(__file__).parents[2]
