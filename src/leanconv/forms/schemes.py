@@ -80,7 +80,7 @@ def as_scheme(value: Any) -> Scheme:
             "train_spatial_pairs of benchmarks/peers/spatial_sgd.py."
         )
     if isinstance(value, str) and "+" in value:
-        value = value.split("+")
+        value = [word for word in value.split("+") if word]
     if isinstance(value, Form) and value.name in SCHEMES:
         return SCHEMES[value.name].with_sweeps(getattr(value, "sweeps", 0))
     if isinstance(value, Iterable) and not isinstance(value, str):
@@ -88,6 +88,9 @@ def as_scheme(value: Any) -> Scheme:
         forms = [item for item in items if isinstance(item, Form)]
         if forms and len(forms) == len(items):
             ordered = tuple(sorted(dict.fromkeys(forms), key=lambda form: len(form.axes)))
-            return Scheme("+".join(form.name for form in ordered), ordered)
+            name = "+".join(form.name for form in ordered)
+            # One form alone is not the scheme of its name, which has simpler forms too.
+            alone = name in SCHEMES and SCHEMES[name].forms != ordered
+            return Scheme(f"{name}+" if alone else name, ordered)
     words = listing([repr(name) for name in SCHEMES])
     raise LeanconvError(f"scheme={value!r} is not known; use {words}, or forms such as leanconv.ThreeD(sweeps=3).")
