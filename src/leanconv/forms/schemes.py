@@ -88,9 +88,8 @@ def as_scheme(value: Any) -> Scheme:
         forms = [item for item in items if isinstance(item, Form)]
         if forms and len(forms) == len(items):
             ordered = tuple(sorted(dict.fromkeys(forms), key=lambda form: len(form.axes)))
-            name = "+".join(form.name for form in ordered)
+            named = next((name for name, known in SCHEMES.items() if known.forms == ordered), None)
             # One form alone is not the scheme of its name, which has simpler forms too.
-            alone = name in SCHEMES and SCHEMES[name].forms != ordered
-            return Scheme(f"{name}+" if alone else name, ordered)
+            return Scheme(named or "+".join(form.name for form in ordered) + "+" * (len(ordered) == 1), ordered)
     words = listing([repr(name) for name in SCHEMES])
     raise LeanconvError(f"scheme={value!r} is not known; use {words}, or forms such as leanconv.ThreeD(sweeps=3).")
