@@ -95,6 +95,10 @@ def accelerate(
             than 500 images the layers are not fitted to that tenth either. Much longer; how it went is in
             ``result.training``. ``Distill(steps=1200)``: steps of training at most, to the end of an epoch; it ends
             where images held out gain no more.
+    The network's own forward runs only on the first two images. After that a recorded list of its operations is run,
+    for all images and for both networks (docs/streams.md), so a breakpoint in the forward is not reached again.
+    Networks that cannot be recorded are run as they are, and a warning says so.
+
     One of torchvision's detectors takes batches that are lists of images (3 x H x W, any sizes). What lies behind its
     proposals is fitted on the same boxes in both networks: those of the original.
 

@@ -105,3 +105,12 @@ def test_import_is_cheap() -> None:
     script += "assert callable(leanconv.accelerate)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_accelerate_loads_only_what_it_needs() -> None:
+    """No exporter, no timing, no report, no reader of files, no command line."""
+    script = "import sys, leanconv; leanconv.accelerate; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    words = ("onnx", "runtimes.bench", "runtimes.export", "report", "images", "cli", "evaluation", "train", "kernels")
+    loaded = [name for name in done.stdout.split() if name.startswith("leanconv.")]
+    assert not [name for name in loaded if name.removeprefix("leanconv.").startswith(words)]

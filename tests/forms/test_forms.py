@@ -202,3 +202,10 @@ def test_schemes_by_name_form_and_forms() -> None:
     for wrong in ("4d", 3, None, (), ("channel", "4d"), math.nan):
         with pytest.raises(LeanconvError, match=r"scheme=.* is not known; use 'channel', 'spatial', '3d'"):
             as_scheme(wrong)
+
+
+def test_one_form_alone_is_no_scheme_of_its_name() -> None:
+    alone = as_scheme((THREE_D,))
+    assert alone.forms == (THREE_D,)
+    assert as_scheme(alone.name) == alone
+    assert as_scheme(SCHEMES["3d"].forms).name == "3d"

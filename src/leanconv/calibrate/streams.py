@@ -121,7 +121,7 @@ class Streams:
         return result if all(self.team.all_gather(possible)) else None
 
     def _regroup(self, largest: int) -> None:
-        """Batches that suit the device, where images do not mind their company."""
+        """Batches of a size that suits the device, where the answer for an image does not depend on the others."""
         if self.device.type == "cpu":
             # Tensors that stay in the cache, and in memory the allocator keeps, make a pass faster.
             self.batches.cut(1 << max(0, (CACHED // largest).bit_length() - 1))

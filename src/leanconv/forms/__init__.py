@@ -1,7 +1,7 @@
 """How a layer may be replaced: one file a form, and its fit."""
 
 from leanconv.forms.base import RESPONSES, Axis, Choice, Choices, Form, Ranks
-from leanconv.forms.schemes import CHANNEL, FORMS, MERGED, SCHEMES, SPATIAL, THREE_D, Scheme, as_scheme
+from leanconv.forms.schemes import CHANNEL, FORMS, MERGED, SCHEMES, SPATIAL, THREE_D, TUCKER2, Scheme, as_scheme
 
 __all__ = [
     "CHANNEL",
@@ -11,6 +11,7 @@ __all__ = [
     "SCHEMES",
     "SPATIAL",
     "THREE_D",
+    "TUCKER2",
     "Axis",
     "Choice",
     "Choices",

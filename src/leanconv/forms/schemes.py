@@ -12,10 +12,11 @@ from leanconv.forms.channel import Channel
 from leanconv.forms.merged import Merged
 from leanconv.forms.spatial import Spatial
 from leanconv.forms.three_d import ThreeD
+from leanconv.forms.tucker2 import Tucker2
 from leanconv.network.layers.geometry import Geometry
 
-CHANNEL, SPATIAL, THREE_D, MERGED = Channel(), Spatial(), ThreeD(), Merged()
-FORMS: dict[str, Form] = {form.name: form for form in (CHANNEL, SPATIAL, THREE_D, MERGED)}
+CHANNEL, SPATIAL, THREE_D, TUCKER2, MERGED = Channel(), Spatial(), ThreeD(), Tucker2(), Merged()
+FORMS: dict[str, Form] = {form.name: form for form in (CHANNEL, SPATIAL, THREE_D, TUCKER2, MERGED)}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ SCHEMES: dict[str, Scheme] = {
     "channel": Scheme("channel", (CHANNEL,)),
     "spatial": Scheme("spatial", (SPATIAL,)),
     "3d": Scheme("3d", (CHANNEL, SPATIAL, THREE_D)),
+    "tucker2": Scheme("tucker2", (CHANNEL, TUCKER2)),
 }
 
 
@@ -78,7 +80,7 @@ def as_scheme(value: Any) -> Scheme:
             "train_spatial_pairs of benchmarks/peers/spatial_sgd.py."
         )
     if isinstance(value, str) and "+" in value:
-        value = value.split("+")
+        value = [word for word in value.split("+") if word]
     if isinstance(value, Form) and value.name in SCHEMES:
         return SCHEMES[value.name].with_sweeps(getattr(value, "sweeps", 0))
     if isinstance(value, Iterable) and not isinstance(value, str):
@@ -86,6 +88,8 @@ def as_scheme(value: Any) -> Scheme:
         forms = [item for item in items if isinstance(item, Form)]
         if forms and len(forms) == len(items):
             ordered = tuple(sorted(dict.fromkeys(forms), key=lambda form: len(form.axes)))
-            return Scheme("+".join(form.name for form in ordered), ordered)
+            named = next((name for name, known in SCHEMES.items() if known.forms == ordered), None)
+            # One form alone is not the scheme of its name, which has simpler forms too.
+            return Scheme(named or "+".join(form.name for form in ordered) + "+" * (len(ordered) == 1), ordered)
     words = listing([repr(name) for name in SCHEMES])
     raise LeanconvError(f"scheme={value!r} is not known; use {words}, or forms such as leanconv.ThreeD(sweeps=3).")

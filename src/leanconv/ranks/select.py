@@ -65,9 +65,15 @@ def select(
         )
     # The epsilon: 680 / 1.36 must be 500, not 499.
     budget = math.floor(before / speedup * (1 + 1e-12)) - fixed
+    if search != "forms" and len(scheme.paired) > 1:
+        names = " and ".join(form.name for form in scheme.paired)
+        raise LeanconvError(
+            f"ranks by energy cannot choose between {names}, as their energies do not compare; use "
+            "ranks='sensitivity' or 'latency', or a scheme with one of them."
+        )
     plan: Choices | None
     many_pointwise = scheme.fitted and _pointwise_share(candidates) > POINTWISE
-    if search == "forms" or len(scheme.paired) > 1 or (search == "greedy" and many_pointwise):
+    if search == "forms" or (search == "greedy" and many_pointwise):
         plan = _by_price(candidates, budget, scheme, merit)
     elif scheme.paired:
         plan = _both_halves_alike(candidates, budget, scheme, search)
