@@ -31,6 +31,7 @@ from leanconv.forms import FORMS, MERGED, Choice
 from leanconv.forms.replace import change_of, replace
 from leanconv.network.user_model import copied
 from leanconv.pipeline.prepare import prepare
+from leanconv.runtimes.bench.machine import machine as timed_on
 from leanconv.runtimes.bench.machine import threads_set
 from leanconv.runtimes.bench.measure import interleaved, paired_ratio
 from leanconv.runtimes.runners import RUNTIMES, Conditions
@@ -118,6 +119,10 @@ def table(cells: list[dict[str, Any]], clock: dict[str, Any]) -> str:
         "forms together were measured before they were refused: energies of input channels and of filters do not",
         "compare.",
     ]
+    lines += ["", f"KL on {', '.join(sorted({one['machine'] for one in cells}))}."]
+    machines = [found["machine"] for found in clock.values()]
+    places = {", ".join([one["cpu"], *(f"{name} {one[name]}" for name in RUNNERS)]) for one in machines}
+    lines += [f"Times on {place}." for place in sorted(places)]
     for model in dict.fromkeys(one["model"] for one in cells):
         mine = [one for one in cells if one["model"] == model]
         lines += [
@@ -127,6 +132,10 @@ def table(cells: list[dict[str, Any]], clock: dict[str, Any]) -> str:
             "| speed-up | ranks | scheme | KL, held out | KL | increase | onnxruntime | torch |",
         ]
         lines += ["|---|---|---|---|---|---|---|---|"]
+        timed = next((found for key, found in clock.items() if key.startswith(f"{model} ")), None)
+        if timed is not None:
+            ms = " | ".join(f"{timed['original'][runner]['ms']:.3g} ms" for runner in RUNNERS)
+            lines.append(f"| 1x | | original | | | | {ms} |")
         for speedup in dict.fromkeys(one["speedup"] for one in mine):
             for ranks in RANKS:
                 for scheme in SCHEMES:
@@ -144,7 +153,8 @@ def table(cells: list[dict[str, Any]], clock: dict[str, Any]) -> str:
                     increase = statistics.median(one["increase"] for one in good)
                     timed = clock.get(f"{model} {speedup:g} {ranks}", {}).get(scheme, {})
                     ms = [
-                        f"{timed[runner]['ratio']:.2f}x ({timed[runner]['low']:.2f} to {timed[runner]['high']:.2f})"
+                        f"{timed[runner]['ms']:.3g} ms, {timed[runner]['ratio']:.2f}x "
+                        f"({timed[runner]['low']:.2f} to {timed[runner]['high']:.2f})"
                         if runner in timed
                         else ""
                         for runner in RUNNERS
@@ -182,7 +192,10 @@ def main() -> None:
                 cells = [one for one in cells if "forms" in one]
                 if cells:
                     found = times(subject, cells, options.seconds)
-                    clock[f"{options.model} {speedup:g} {ranks}"] = {**found, "machine": machine("cpu")}
+                    clock[f"{options.model} {speedup:g} {ranks}"] = {
+                        **found,
+                        "machine": timed_on(torch.device("cpu"), 1),
+                    }
                     write_whole(clock_file, json.dumps(clock))
                     print(
                         speedup,
