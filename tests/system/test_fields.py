@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Literal
 
 import pytest
@@ -23,6 +23,15 @@ class Config:
     note: str = "no option"
 
     def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithInitVar:
+    steps: int = option(1, "Steps of training.", at_least=1)
+    twice: InitVar[bool] = False
+
+    def __post_init__(self, twice: bool) -> None:
         check_fields(self)
 
 
@@ -61,3 +70,9 @@ def test_fields_say_what_they_are() -> None:
         "| `steps` | `10` | at least 1 and at most 100 | Steps of training. |",
         "| `way` | `near` | near, far | Which way. |",
     ]
+
+
+def test_what_is_only_given_to_the_constructor_is_no_option() -> None:
+    """Python 3.10 cannot evaluate its annotation."""
+    assert [option.name for option in options(WithInitVar)] == ["steps"]
+    assert WithInitVar(steps=3, twice=True).steps == 3

@@ -45,10 +45,11 @@ def with_single_options(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     hints = typing.get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
-        single, make = _single_options(hints[name])
+        hint = _annotated(hints[name])
+        single, make = _single_options(hint)
         if single:
             groups[name] = make, [option.name for option in single]
-        parameters += single or [_parameter(name, parameter.default, hints[name])]
+        parameters += single or [_parameter(name, parameter.default, hint)]
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
@@ -60,6 +61,13 @@ def with_single_options(command: Callable[..., None]) -> Callable[..., None]:
     changed.__signature__ = inspect.Signature(parameters, return_annotation=None)
     changed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _annotated(hint: Any) -> Any:
+    """Python 3.10 adds None to the type of a parameter whose default is None: typer reads what is inside."""
+    if typing.get_origin(hint) is typing.Union:
+        return next((part for part in typing.get_args(hint) if typing.get_origin(part) is Annotated), hint)
+    return hint
 
 
 def _single_options(hint: Any) -> tuple[list[inspect.Parameter], Callable[..., Any]]:

@@ -16,6 +16,7 @@ import dataclasses
 import math
 import numbers
 import operator
+import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -98,14 +99,15 @@ def option(
 def options(config: type) -> tuple[Option, ...]:
     """The fields of a dataclass that were made by ``option``, in order. Types in its annotations must be imported when
     it runs, not under TYPE_CHECKING only."""
-    hints = typing.get_type_hints(config)
+    fields = [field for field in dataclasses.fields(config) if _KEY in field.metadata]
+    # Of these fields alone: Python 3.10 refuses an InitVar, which a config may have besides.
+    annotated = type(config.__name__, (), {"__annotations__": {field.name: field.type for field in fields}})
+    hints = typing.get_type_hints(annotated, vars(sys.modules[config.__module__]))
     made = []
-    for field in dataclasses.fields(config):
-        if _KEY in field.metadata:
-            kind = _without_none(hints[field.name])
-            choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
-            settings = field.metadata[_KEY]
-            made.append(Option(name=field.name, type=kind, default=field.default, choices=choices, **settings))
+    for field in fields:
+        kind = _without_none(hints[field.name])
+        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        made.append(Option(name=field.name, type=kind, default=field.default, choices=choices, **field.metadata[_KEY]))
     return tuple(made)
 
 
