@@ -10,8 +10,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 help:
 	@echo "make demo    train, accelerate and time a small network, offline, and draw the page about it: demo.html"
-	@echo "make test    run the tests, but for those that take long; about five minutes on two cores"
-	@echo "make nightly run the others, and 2,000 random networks; about fifteen minutes"
+	@echo "make test    run the tests, but for those that take long; about four minutes on two cores"
+	@echo "make nightly run the others, and 2,000 random networks; about six minutes"
 	@echo "make check   formatting, lint, types and documentation"
 	@echo "make docs    the documentation as pages, in site/"
 	@echo "make browser Debian's Chromium, for the tests of the page (they are skipped without one)"
