@@ -169,7 +169,6 @@ class Options:
     @classmethod
     def check(cls, **given: Any) -> Options:
         """From the arguments of ``accelerate``, or a LeanconvError that names the wrong one."""
-
         from leanconv.ranks.selector import SELECTORS, selector_of
 
         scheme = _forms(given.pop("scheme", "3d"))
@@ -241,7 +240,6 @@ class Options:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Options:
-
         from leanconv.ranks.selector import SELECTORS, SelectorOfUser
 
         ranks, skip, custom = data["ranks"], data["skip"], None

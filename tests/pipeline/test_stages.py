@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -308,3 +309,32 @@ def test_a_plan_that_was_begun_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
         result = looked_at.apply(looked_at.plan(path))
     assert solved == ["3", "7", "10"]
     assert result.speedup == plan.speedup
+
+
+def test_what_is_done_to_one_result_does_not_reach_the_next() -> None:
+    """Layers that stay as they are have weights of their own in every result."""
+    with analyze() as looked_at:
+        plan = looked_at.plan(2)
+        first = looked_at.apply(plan)
+        with torch.no_grad():
+            for parameter in first.model.parameters():
+                parameter.zero_()
+        assert_equal(called(2), looked_at.apply(plan))
+
+
+def test_seconds_are_those_of_one_result() -> None:
+    with analyze() as looked_at:
+        first = looked_at.apply(looked_at.plan(2))
+        seconds = dict(first.seconds)
+        second = looked_at.apply(looked_at.plan(3))
+    assert first.seconds == seconds
+    assert second.seconds["statistics"] == seconds["statistics"]
+    assert second.seconds["solving"] != seconds["solving"]
+
+
+def test_an_analysis_that_is_forgotten_gives_its_workdir_back(tmp_path: Path) -> None:
+    for _ in range(2):
+        looked_at = analyze(workdir=tmp_path / "work")
+        assert looked_at.reachable > 1
+        del looked_at
+        gc.collect()

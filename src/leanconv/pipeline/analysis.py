@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,9 @@ class Analysis:
         self._session, self._model, self._prepared = session, model, prepared
         self._streams, self._spectra, self._options, self._judges = streams, spectra, options, judges
         self._last, self._applied = last, False
+        self._analyzed = dict(session.clock.seconds)
+        # An analysis that nobody closes and nobody uses any more gives its workdir back too.
+        weakref.finalize(self, session.close)
 
     def __enter__(self) -> Analysis:
         return self
@@ -141,6 +145,7 @@ class Analysis:
             if options.refine == "distill":
                 result = self._distilled(result, options)
             self._session.finish()
+            self._session.clock.seconds = dict(self._analyzed)  # those so far belong to this result
         return result
 
     def _check(self, choices: Mapping[str, Choice]) -> None:
@@ -234,8 +239,10 @@ class Analysis:
         reports = [layers[name].report(given.get(name, ())) for name in sorted(layers, key=lambda name: index[name])]
         saved = sum(report.macs_before - report.macs_after for report in reports)
         selector = plan.selector
+        # Layers that stay as they are share their weights with the original, which the next plan needs as it is.
+        made = streams.accelerated if self._last else copied(streams.accelerated)
         return Accelerated(
-            model=streams.accelerated.eval(),
+            model=made.eval(),
             layers=reports,
             skipped=in_order(skipped, prepared.survey),
             macs_before=prepared.survey.macs,
