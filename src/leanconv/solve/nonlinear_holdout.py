@@ -25,11 +25,11 @@ ITERATIONS = 50  # at most
 # Three shares of pseudo-samples are tried for HEAT iterations: that of the linear fit, one WEAKER times smaller and
 # none. The best goes on.
 WEAKER = 30
-HEAT = 5
+HEAT = 4
 
 # A trial ends when the error has fallen by less than this share in PATIENCE iterations.
 TOLERANCE = 1e-3
-PATIENCE = 5
+PATIENCE = 3
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def unseen(
     x = space.coordinates(y)
 
     wanted = target if addend is None else target - addend
-    seen, judging = (Sums.of(wanted, y, x, part) for part in (few, held))
+    seen, judging = (Sums.of(wanted, y, x, part, quick=True) for part in (few, held))
     del wanted  # as large as the responses
     share = 0.0 if symmetric else strength(seen, judging, space.prior)
     everything = seen.joined(judging)
@@ -98,7 +98,8 @@ def unseen(
         return squared_error(fitted, activated, x[held], held_addend, activation)
 
     def trials() -> Iterator[_Trial]:
-        start = Descent(target[few], y[few], rank, activation, plain.ridged(moments, share), seen, addend=few_addend)
+        ridged = plain.ridged(moments, share)
+        start = Descent(target[few], y[few], rank, activation, ridged, seen, addend=few_addend, quick=True)
         yield _Trial(share, start, error)
         for weaker in _weaker(share, moments.least_share):
             yield _Trial(weaker, start.restarted(plain.ridged(moments, weaker)), error)
@@ -109,7 +110,7 @@ def unseen(
     iterations = min(range(len(errors)), key=errors.__getitem__)
     del best  # its tensors make room for those of all rows
     whole = Regressor.with_moments(everything.moments, x, replace(space, share=best_share))
-    final = Descent(target, y, rank, activation, whole, everything, addend=addend)
+    final = Descent(target, y, rank, activation, whole, everything, addend=addend, quick=True)
     for step in range(iterations):
         final.sweep(WEIGHT, measure=False)
         final.advance(exact=step == iterations - 1)

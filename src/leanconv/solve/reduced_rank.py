@@ -24,6 +24,11 @@ class LowRank:
         """Apply to samples ``y`` (n x d). Cost 2 n d rank multiply-adds."""
         return torch.addmm(self.b, y @ self.q, self.p.T)
 
+    def half(self, mean: Tensor) -> LowRank:
+        """For samples without their ``mean`` and products in bfloat16: Q and P^T in that, b in its own dtype."""
+        b = self.b + self.p @ (self.q.T @ mean.to(self.q.dtype))
+        return LowRank(self.p.T.to(torch.bfloat16), self.q.to(torch.bfloat16), b)
+
 
 @dataclass(frozen=True)
 class Regressor:

@@ -1,5 +1,5 @@
-"""How exactly a GPU multiplies, and how it chooses its kernels. torch has an older setting for all operations and newer
-ones by operation. Where a user made operations differ, the older setting can be neither read nor set."""
+"""How exactly a device multiplies, and how a GPU chooses its kernels. torch has an older setting for all operations and
+newer ones by operation. Where a user made operations differ, the older setting can be neither read nor set."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def tf32() -> bool:
@@ -40,6 +41,14 @@ def quick_products(device: torch.device) -> Iterator[None]:
     settings = {"fp32_precision": "tf32"} if hasattr(flags, "fp32_precision") else {"allow_tf32": True}
     with _set(flags, **(settings if device.type == "cuda" else {})):
         yield
+
+
+def multiplies_bfloat16(tensor: Tensor) -> bool:
+    """Whether this is a float32 tensor on a CPU with instructions for bfloat16 products: five times faster."""
+    if tensor.device.type != "cpu" or tensor.dtype != torch.float32:
+        return False
+    asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(ask is not None and ask() for ask in asked)
 
 
 @contextmanager
