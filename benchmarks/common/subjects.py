@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import leanconv
-from benchmarks.common import cifar10
+from benchmarks.common import cifar10, imagenet_networks
 from benchmarks.common.augment import random_views
 from benchmarks.common.vgg16_probe import read_pictures, vgg16_probe
 from leanconv.evaluation.classification import accuracy, agreement, correct, logits_of
@@ -50,10 +50,10 @@ class Subject:
     labels: Tensor
     error: str  # the error that is counted: "top1" or "top5"
     speedups: tuple[float, ...]  # of the whole network
-    layer_speedups: tuple[int, ...]  # of a single layer
-    group_speedups: tuple[int, ...]  # of two or three layers
-    tuning: dict[str, Any]  # arguments of finetune, which distils from the original
-    scratch: dict[str, Any]  # arguments of finetune for the same architecture from scratch
+    layer_speedups: tuple[int, ...] = ()  # of a single layer
+    group_speedups: tuple[int, ...] = ()  # of two or three layers
+    tuning: dict[str, Any] = field(default_factory=dict)  # arguments of finetune, which distils from the original
+    scratch: dict[str, Any] = field(default_factory=dict)  # of finetune for the same architecture from scratch
     supervised: dict[str, Any] = field(default_factory=dict)  # of finetune with labels, where there are enough
     runs: dict[str, Any] = field(default_factory=dict)
 
@@ -105,21 +105,31 @@ class Subject:
         return found
 
 
-def vgg16_imagenet(data: Path, device: str, limit: int | None) -> Subject:
-    """VGG-16's convolutions under a linear head; 1,000 pictures to calibrate with, 1,000 others to judge by."""
+def imagenet(data: Path, device: str, limit: int | None, **named: Any) -> Subject:
+    """A network with 1,000 pictures to calibrate with and 1,000 others to judge by."""
     classes = json.loads((data / "classes.json").read_text())
     calibration, own = read_pictures(data / "calib.tar", limit, classes)
     pictures, labels = read_pictures(data / "val.tar", limit, classes)
     images = torch.cat(calibration)
     return Subject(
-        name="vgg16-imagenet",
-        title="VGG-16 with a linear head, ImageNet pictures",
-        model=vgg16_probe(data / "vgg16_probe.safetensors").to(device),
         device=device,
         calibration=[batch.to(device) for batch in calibration],
         training=(images.to(device), own),
         pictures=[batch.to(device) for batch in pictures],
         labels=labels,
+        **named,
+    )
+
+
+def vgg16_imagenet(data: Path, device: str, limit: int | None) -> Subject:
+    """VGG-16's convolutions under a linear head."""
+    return imagenet(
+        data,
+        device,
+        limit,
+        name="vgg16-imagenet",
+        title="VGG-16 with a linear head, ImageNet pictures",
+        model=vgg16_probe(data / "vgg16_probe.safetensors").to(device),
         error="top5",
         speedups=(3.0, 4.0, 5.0),
         layer_speedups=(2, 4, 8),
@@ -209,10 +219,34 @@ def resnet20_cifar10(data: Path, device: str, limit: int | None) -> Subject:
         labels=test_labels,
         error="top1",
         speedups=(2.0, 3.0),
-        layer_speedups=(),
-        group_speedups=(),
-        tuning={},
-        scratch={},
+    )
+
+
+def resnet50_imagenet(data: Path, device: str, limit: int | None) -> Subject:
+    """For experiments that train nothing."""
+    return imagenet(
+        data,
+        device,
+        limit,
+        name="resnet50-imagenet",
+        title="ResNet-50, ImageNet pictures",
+        model=imagenet_networks.load("resnet50", data).to(device),
+        error="top1",
+        speedups=(1.42, 1.94, 2.39),
+    )
+
+
+def efficientnet_lite0_imagenet(data: Path, device: str, limit: int | None) -> Subject:
+    """For experiments that train nothing."""
+    return imagenet(
+        data,
+        device,
+        limit,
+        name="efficientnet-lite0-imagenet",
+        title="EfficientNet-lite0, ImageNet pictures",
+        model=imagenet_networks.load("efficientnet_lite0", data).to(device),
+        error="top1",
+        speedups=(1.2, 1.3),
     )
 
 
@@ -222,7 +256,12 @@ SUBJECTS: dict[str, Callable[[Path, str, int | None], Subject]] = {
     "vgg16-cifar10": vgg16_cifar10,
 }
 # For experiments that train nothing.
-NETWORKS = {**SUBJECTS, "resnet20-cifar10": resnet20_cifar10}
+NETWORKS = {
+    **SUBJECTS,
+    "resnet20-cifar10": resnet20_cifar10,
+    "resnet50-imagenet": resnet50_imagenet,
+    "efficientnet-lite0-imagenet": efficientnet_lite0_imagenet,
+}
 
 
 def held_out(subject: Subject) -> Subject:

@@ -5,12 +5,16 @@
     python -m benchmarks.engine.run --device cpu --images 128 --networks vgg16 --budgets 8GB 4GB 2GB --name memory
     python -m benchmarks.engine.run --device cpu --images 64 --ranks sensitivity --name sensitivity   # their cost
     python -m benchmarks.engine.run --images 64 --limits      # the least any run needs, by arithmetic
+    python -m benchmarks.engine.run --data DIR --networks resnet50 --images 300 --plain --name plain   # a user's call
 
 A forward-pass equivalent is the wall time of accelerate() less its solves (spectra, what ranks by sensitivity measure,
 ranks, factors) over one no-grad pass of the original on the same images and batches, before it in the same process. On
 a CPU every network has a process of its own, and a pass is timed behind accelerate() too: how long one takes depends on
 what memory the C library has at hand, and accelerate() leaves it more than a new process has. Weights and images are
-random: time does not depend on them. Writes benchmarks/results/engine-DEVICE[-NAME].json and .md.
+random: time does not depend on them. With --data DIR (benchmarks/README.md)
+ResNet-50 and EfficientNet-lite0 have trained weights, and images are those of calib.tar. --plain is accelerate(model,
+images, speedup) as a user calls it, without other arguments. Writes benchmarks/results/engine-DEVICE[-NAME].json and
+.md.
 """
 
 from __future__ import annotations
@@ -30,12 +34,15 @@ import torchvision
 from torch import Tensor, nn
 
 import leanconv
+from benchmarks.common import imagenet_networks
+from benchmarks.common.initialise import initialise
 from benchmarks.common.machine import machine
 from benchmarks.common.results import RESULTS, ROOT, write_results
+from benchmarks.common.vgg16_probe import read_pictures
 from leanconv.network.survey import survey
 
 SAMPLES = 50_000  # accelerate's default
-SPEEDUPS = {"vgg16": 4.0, "resnet50": 2.0}
+SPEEDUPS = {"vgg16": 4.0, "resnet50": 2.0, "efficientnet_lite0": 1.3}
 SOLVES = ("statistics", "measuring layers", "choosing ranks", "solving")
 STAGES = ("preparing", "original network", "accelerated network", *SOLVES)
 
@@ -93,7 +100,20 @@ def forward(model: nn.Module, batches: list[Tensor], device: str, times: int) ->
     return statistics.median(seconds(device, once) for _ in range(times))
 
 
-def images_of(count: int, batch: int) -> list[Tensor]:
+def network(name: str, data: Path | None) -> nn.Module:
+    if data is not None and name in imagenet_networks.NETWORKS:
+        return imagenet_networks.load(name, data)
+    if name == "efficientnet_lite0":  # not in torchvision
+        return initialise(imagenet_networks.EfficientNetLite0()).eval()
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.get_model(name, weights=None).eval()
+    return model
+
+
+def images_of(count: int, batch: int, data: Path | None = None) -> list[Tensor]:
+    if data is not None:
+        classes = json.loads((data / "classes.json").read_text())
+        return list(torch.cat(read_pictures(data / "calib.tar", count, classes)[0]).split(batch))
     generator = torch.Generator().manual_seed(0)
     return list(torch.randn(count, 3, 224, 224, generator=generator).split(batch))
 
@@ -101,17 +121,16 @@ def images_of(count: int, batch: int) -> list[Tensor]:
 def measure(name: str, count: int, options: argparse.Namespace, memory: str | None = None) -> dict[str, Any]:
     """One network on so many images: the median of a few runs where a GPU makes them short."""
     device = options.device
-    torch.manual_seed(0)
-    model = torchvision.models.get_model(name, weights=None).to(device).eval()
-    batches = images_of(count, options.batch)
+    model = network(name, options.data).to(device)
+    batches = images_of(count, options.batch, options.data)
     one_pass = forward(model, batches, device, 1 if memory else 3)
     rows = []
     for number in range(4 if device.startswith("cuda") else 1):
         result: list[leanconv.Accelerated] = []
 
         def run(result: list[leanconv.Accelerated] = result) -> None:
-            arguments = {"ranks": options.ranks, "refine": "none", "progress": False, "memory": memory}
-            result.append(leanconv.accelerate(model, batches, SPEEDUPS[name], **arguments))
+            arguments = {} if options.plain else {"ranks": options.ranks, "refine": "none", "memory": memory}
+            result.append(leanconv.accelerate(model, batches, SPEEDUPS[name], progress=False, **arguments))
 
         with Peak(device) as peak:
             total = seconds(device, run)
@@ -148,6 +167,8 @@ def apart(name: str, count: int, options: argparse.Namespace, memory: str | None
     """``measure`` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.engine.run", "--device", options.device, "--images", str(count)]
     command += ["--networks", name, "--batch", str(options.batch), "--ranks", options.ranks, "--one", memory or ""]
+    command += ["--data", str(options.data)] if options.data else []
+    command += ["--plain"] if options.plain else []
     found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if found.returncode:
         raise SystemExit(found.stderr)
@@ -212,6 +233,8 @@ def command_line(options: argparse.Namespace) -> str:
     words = ["python", "-m", "benchmarks.engine.run", "--device", options.device]
     words += ["--images", str(options.images), "--batch", str(options.batch), "--networks", *options.networks]
     words += ["--ranks", options.ranks] if options.ranks != "energy" else []
+    words += ["--data", "DIR"] if options.data else []
+    words += ["--plain"] if options.plain else []
     for name in ("scaling", "budgets"):
         values = [str(value) for value in getattr(options, name)]
         words += [f"--{name}", *values] if values else []
@@ -221,7 +244,7 @@ def command_line(options: argparse.Namespace) -> str:
 def least_passes(name: str, images: int) -> tuple[float, float]:
     """1 + 1 / speedup, and with the responses of the original's filters to the accelerated network's inputs, which a
     layer is fitted from: as many of its positions as are sampled."""
-    found = survey(getattr(torchvision.models, name)(weights=None).eval(), torch.rand(1, 3, 224, 224))
+    found = survey(network(name, None), torch.rand(1, 3, 224, 224))
     sampled = -(-SAMPLES // images)
     fitted = sum(site.cost.dense * min(1.0, sampled / site.positions) for site in found.sites) / found.macs
     passes = 1 + 1 / SPEEDUPS[name]
@@ -235,6 +258,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--networks", nargs="+", default=list(SPEEDUPS), choices=list(SPEEDUPS))
     parser.add_argument("--ranks", choices=("energy", "sensitivity"), default="energy")
+    parser.add_argument("--plain", action="store_true", help="accelerate() by its defaults: no --ranks, no --budgets")
+    parser.add_argument("--data", type=Path, help="a folder with trained weights and pictures; default: random ones")
     parser.add_argument("--scaling", nargs="*", type=int, default=[])
     parser.add_argument("--budgets", nargs="*", default=[], help="memory= to try, each in its own process")
     parser.add_argument("--limits", action="store_true", help="print what no run can go under, and end")
@@ -242,6 +267,8 @@ def main() -> None:
     parser.add_argument("--name", default="", help="added to the names of the result files")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.plain and (options.budgets or options.ranks != "energy"):
+        parser.error("--plain is a call without arguments; leave out --ranks and --budgets.")
     if options.limits:
         for name in options.networks:
             two, fitted = least_passes(name, options.images)
@@ -262,7 +289,8 @@ def main() -> None:
         one = measure if options.device.startswith("cuda") else apart
         for name in options.networks:
             data["networks"].append(one(name, options.images, options))
-            print(f"{name}: {data['networks'][-1]['equivalents']:.2f} forward-pass equivalents", flush=True)
+            row = data["networks"][-1]
+            print(f"{name}: {row['total']:.1f} s, {row['equivalents']:.2f} forward-pass equivalents", flush=True)
         for name in options.networks if options.scaling else ():
             for count in options.scaling:
                 data["scaling"].append(one(name, count, options))
