@@ -97,9 +97,10 @@ def accelerate(
             ``result.training``. ``Distill(steps=1200)``: steps of training at most, to the end of an epoch; it ends
             where images held out gain no more.
         threads: CPU threads torch computes with while this runs; how many it has before is put back. Default: as many
-            as there are cores that no other process keeps busy, looked at again after every layer; with a ``workdir``
-            as many as its run began with, so that one that goes on ends in the same bits (another number rounds
-            otherwise in the last bits). A number given to torch (OMP_NUM_THREADS, ``torch.set_num_threads``) counts.
+            as there are cores that no other process keeps busy, looked at again after every layer, and one for a small
+            network; with a ``workdir`` as many as its run began with, so that one that goes on ends in the same bits
+            (another number rounds otherwise in the last bits). A number given to torch counts as given here
+            (OMP_NUM_THREADS, ``torch.set_num_threads``).
 
     The network's own forward runs only on the first two images. After that a recorded list of its operations is run,
     for all images and for both networks (docs/streams.md), so a breakpoint in the forward is not reached again.

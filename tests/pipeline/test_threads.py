@@ -42,6 +42,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """torch has its own number, three, and the load leaves so many cores."""
     monkeypatch.setattr(threads, "_set_by_user", lambda count: False)
     monkeypatch.setattr(threads, "cores", lambda: 3)
+    monkeypatch.setattr(threads, "SMALL", 0)
     torch.set_num_threads(3)
     yield lambda idle: monkeypatch.setattr(threads, "idle_cores", lambda longest=0: idle)
     torch.set_num_threads(1)
@@ -85,6 +86,21 @@ def test_a_run_without_a_workdir_takes_what_is_idle_now(pictures: Tensor, free: 
     accelerate(Counting().eval(), pictures)
     assert list(seen_threads) == [2]
     assert torch.get_num_threads() == 3
+
+
+def test_a_small_run_goes_on_with_one_thread(
+    pictures: Tensor, free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(2)
+    monkeypatch.setattr(threads, "SMALL", 1e12)
+    assert_equal(accelerate(plain_network(), pictures), accelerate(plain_network(), pictures, threads=1))
+    seen, put = [], torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: (seen.append(count), put(count)))
+    accelerate(plain_network(), pictures)
+    assert seen == [2, 1, 3, 1, 3, 1, 3]  # known after the network was looked at; put back after each stage
+    seen.clear()
+    accelerate(plain_network(), pictures, threads=2)
+    assert seen == [2, 3] * 3
 
 
 def test_the_time_is_said_before_the_long_work(

@@ -34,8 +34,8 @@ from leanconv.network.user_model import copied, device_of
 from leanconv.pipeline.plan import Plan, read_plan
 from leanconv.pipeline.prepare import Prepared, prepare
 from leanconv.pipeline.session import Session
+from leanconv.pipeline.size_up import size_up
 from leanconv.pipeline.solve_layers import LayerState, Run, solve_layers, split_filters
-from leanconv.pipeline.time_estimate import say_how_long
 from leanconv.ranks import Candidate, Pairs, active, by_hand
 from leanconv.ranks.manual import checked
 from leanconv.ranks.selector import RankSelector, Request
@@ -354,7 +354,7 @@ def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session
     )
     dense = {name: prepared.probe(site) for name, site in prepared.sites.items()}
     streams.look(list(dense.values()))
-    say_how_long(session, streams, prepared, options, last=last)
+    size_up(session, streams, prepared, options, last=last)
     targets = streams.targets(list(dense.values()))
     spectra = Spectra(dense, targets, options.forms)
     with session.clock.stage("statistics"), session.reporter.stage("statistics", len(dense)) as stage:

@@ -115,8 +115,6 @@ class Session:
         if self.threads.free:  # one number from here on, that of an earlier process: others round otherwise
             known = None if self.work is None else self.work.threads
             self.threads.keep(self.team.broadcast(known or self.threads.count))
-        if self.work is not None:
-            self.work.threads = self.threads.count
 
     def begin(self, options: Options, plan: dict[str, Any] | None = None) -> None:
         """``plan``: as it is saved, once it is known."""

@@ -17,6 +17,7 @@ from leanconv.errors import LeanconvError, whole
 
 STAT, CGROUP, CPUS = Path("/proc/stat"), Path("/sys/fs/cgroup"), Path("/sys/devices/system/cpu")
 MOST = 1024  # threads; libgomp ends the process where the system has no room for them
+SMALL = 5e7  # multiply-adds of a product, a millisecond of one core; below, two threads need twice its CPU time
 SHORT = 0.05  # seconds a look at the load takes: the system counts hundredths
 RECENT = 5.0  # seconds; the load since a look that was longer ago says little about now
 SPINS = "1000"  # about as long as it takes to wake a thread up, 0.05 ms; libgomp's own number is 300 times as many
@@ -89,6 +90,7 @@ class Threads:
             raise LeanconvError(f"threads={asked!r} must be a whole number from 1 to {MOST}.")
         self.asked, self._follows = asked, follows
         self.count, self.free, self._most = 1, False, 1
+        self._ours = False  # whether the number is for us to choose
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -98,6 +100,7 @@ class Threads:
         before = torch.get_num_threads()
         self._most = min(before, cores())
         self.free = self.asked is None and self._follows and not _set_by_user(before)
+        self._ours |= self.free
         try:
             self._set(self.asked or (self._fitting(RECENT) if self.free else before))
             yield
@@ -113,6 +116,11 @@ class Threads:
         """From now on ``count``, whatever the load."""
         self.asked, self.free = min(count, cores()), False
         self._set(self.asked)
+
+    def suit(self, product: float) -> None:
+        """One thread from now on where the largest product of a run has few multiply-adds."""
+        if self._ours and product < SMALL:
+            self.keep(1)
 
     def _fitting(self, longest: float) -> int:
         return max(1, min(self._most, round(idle_cores(longest))))

@@ -1,4 +1,4 @@
-"""About how long a run will take: said before the long part of it."""
+"""How large the work is: threads that suit it, and about how long it will take."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 from leanconv.calibrate.batches import to_device
 from leanconv.calibrate.streams import Streams
 from leanconv.config import Options
+from leanconv.network.sites import Site
 from leanconv.pipeline.prepare import Prepared
 from leanconv.pipeline.session import Session
 from leanconv.system.random_state import untouched_rng
@@ -25,16 +26,19 @@ PASSES = 1.5
 ROWS, FILTERS = 4096, 256  # of the product that is timed
 
 
-def say_how_long(session: Session, streams: Streams, prepared: Prepared, options: Options, *, last: bool) -> None:
-    """One line of progress. On a CPU: a GPU takes seconds. ``last``: layers are fitted too, not only analyzed."""
-    known = session.work is not None and session.work.described()[0]  # and perhaps fitted
-    if not session.progress or session.device.type != "cpu" or known:
-        return
+def size_up(session: Session, streams: Streams, prepared: Prepared, options: Options, *, last: bool) -> None:
+    """Before the long work. ``last``: layers are fitted too, not only analyzed."""
     sites = prepared.sites.values()
+    sizes = [(_rows(streams, site), site.geometry.out_channels) for site in sites]
+    session.threads.suit(max(rows * filters**2 for rows, filters in sizes))
+    if session.work is not None:
+        session.work.threads = session.threads.count
+    known = session.work is not None and session.work.described()[0]  # and perhaps fitted
+    if not session.progress or session.device.type != "cpu" or known:  # a GPU takes seconds
+        return
     image, product = _rates(streams, prepared.original)
     macs = 0
-    for site in sites:
-        rows, filters = streams.images * streams.positions.count(site.positions), site.geometry.out_channels
+    for site, (rows, filters) in zip(sites, sizes, strict=True):
         macs += EIGENVECTORS * (max(site.geometry.kernel) * filters) ** 3
         if last and options.forms.fitted:
             macs += FIT[options.solver] * rows * filters * (filters + BESIDES)
@@ -43,6 +47,10 @@ def say_how_long(session: Session, streams: Streams, prepared: Prepared, options
     threads = f"{session.threads.count} thread{'s' * (session.threads.count > 1)}"
     size = f"{prepared.survey.macs / 1e9:.3g} GMACs an image, {streams.images} images, {len(sites)} layers"
     session.reporter.say(f"{'at least' if more else 'about'} {in_words(seconds)} on {threads}: {size}")
+
+
+def _rows(streams: Streams, site: Site) -> int:
+    return streams.images * streams.positions.count(site.positions)
 
 
 def _rates(streams: Streams, network: nn.Module) -> tuple[float, float]:
