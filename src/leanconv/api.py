@@ -48,6 +48,7 @@ def accelerate(
     samples: int | Literal["auto"] = 50_000,
     memory: int | str | None = None,
     refine: Refine | Distill | None = None,
+    threads: int | None = None,
     **old: Any,
 ) -> Accelerated:
     """Return a network that does the work of ``model`` with ``speedup`` times fewer multiply-accumulates.
@@ -71,7 +72,7 @@ def accelerate(
             ranks by hand, ``{"layer": d'}`` (``(d'', d')`` for 3d), and ``speedup`` is not used; a selector of yours,
             or a function ``merit(candidate, choice)`` whose sum over the layers is to be largest.
         skip: names of layers to leave alone. Default: the first convolution. ``[]`` skips nothing.
-        seed: chooses the sampled positions. Same seed, same machine: same result, bit for bit.
+        seed: chooses the sampled positions. Same seed, same machine, same ``threads``: same result, bit for bit.
         device: where to compute; default: where the model is.
         progress: show progress on stderr.
         workdir: a folder for the state of the run. A run that was killed goes on from there when it is called again
@@ -95,6 +96,12 @@ def accelerate(
             than 500 images the layers are not fitted to that tenth either. Much longer; how it went is in
             ``result.training``. ``Distill(steps=1200)``: steps of training at most, to the end of an epoch; it ends
             where images held out gain no more.
+        threads: CPU threads torch computes with while this runs; how many it has before is put back. Default: as many
+            as there are cores that no other process keeps busy, looked at again after every layer, and one for a small
+            network; with a ``workdir`` as many as its run began with, so that one that goes on ends in the same bits
+            (another number rounds otherwise in the last bits). A number given to torch counts as given here
+            (OMP_NUM_THREADS, ``torch.set_num_threads``).
+
     The network's own forward runs only on the first two images. After that a recorded list of its operations is run,
     for all images and for both networks (docs/streams.md), so a breakpoint in the forward is not reached again.
     Networks that cannot be recorded are run as they are, and a warning says so.
@@ -142,7 +149,7 @@ def accelerate(
         **old,
     )
     limit = parse_memory(memory)
-    session = Session(model, device, options.seed, progress=progress, workdir=workdir, limit=limit)
+    session = Session(model, device, options.seed, progress=progress, workdir=workdir, limit=limit, threads=threads)
     result = accelerate_as(model, images, options, session)
     if kernels != "none":
         apply(result.model, kernels)
@@ -169,6 +176,7 @@ def analyze(
     part: str | None = None,
     samples: int | Literal["auto"] = 50_000,
     memory: int | str | None = None,
+    threads: int | None = None,
 ) -> Analysis:
     """The first stage of ``accelerate``: look at the network and run it over the images. Then ``.plan(speedup)``
     chooses ranks, as often as wanted, and ``.apply(plan)`` makes the network. Arguments as for ``accelerate``.
@@ -186,7 +194,7 @@ def analyze(
     """
     options = Options.check(scheme=scheme, skip=skip, seed=seed, layers=layers, part=part, samples=samples)
     limit = parse_memory(memory)
-    session = Session(model, device, options.seed, progress=progress, workdir=workdir, limit=limit)
+    session = Session(model, device, options.seed, progress=progress, workdir=workdir, limit=limit, threads=threads)
     return analyze_model(model, images, options, session, last=False)
 
 

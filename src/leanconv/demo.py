@@ -143,8 +143,16 @@ class Demo:
         return "\n\n".join(parts)
 
 
-def run_demo(*, out: Path | None = None, report: Path | None = None, epochs: int = 6, quiet: bool = False) -> Demo:
-    """Train, accelerate in seven ways at four speed-ups, time, save, load and check; ``report``: write the page too."""
+def run_demo(
+    *,
+    out: Path | None = None,
+    report: Path | None = None,
+    epochs: int = 6,
+    threads: int | None = None,
+    quiet: bool = False,
+) -> Demo:
+    """Train, accelerate in seven ways at four speed-ups, time, save, load and check; ``report``: write the page too.
+    ``threads``: as for ``accelerate``."""
     if out is not None:
         check_new(out)
     if report is not None:
@@ -164,7 +172,8 @@ def run_demo(*, out: Path | None = None, report: Path | None = None, epochs: int
             accuracies[name] = {}
             for speedup in SPEEDUPS:
                 images = pictures[:CALIBRATION]
-                result = accelerate(model, images, speedup, **arguments, samples=SAMPLES, progress=False)
+                arguments = {**arguments, "samples": SAMPLES, "threads": threads, "progress": False}
+                result = accelerate(model, images, speedup, **arguments)
                 logits = logits_of(result.model, test.split(100), "cpu")
                 accuracies[name][speedup] = accuracy(logits, test_labels).top1
                 if name == DEFAULT:

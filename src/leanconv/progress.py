@@ -39,6 +39,9 @@ class Stage(Protocol):
 
 
 class Progress(Protocol):
+    def say(self, text: str) -> None:
+        """A line between the parts."""
+
     def stage(self, title: str, steps: int) -> AbstractContextManager[Stage]:
         """A part of the run with so many steps; 0 where the number is not known."""
 
@@ -130,12 +133,15 @@ class _LineStage:
 class _Lines:
     file: SafeFile | None  # None: nothing is written
 
+    def say(self, text: str) -> None:
+        if self.file is not None:
+            self.file.write(f"leanconv: {text}\n")
+            self.file.flush()
+
     @contextmanager
     def stage(self, title: str, steps: int) -> Iterator[Stage]:
         def write(text: str) -> None:
-            if self.file is not None:
-                self.file.write(f"leanconv: {title}: {text}\n")
-                self.file.flush()
+            self.say(f"{title}: {text}")
 
         pace = Pace(steps)
         yield _LineStage(write, pace)
@@ -164,12 +170,15 @@ class _Bar:
 
     screen: Console
 
+    def say(self, text: str) -> None:
+        self.screen.print(f"leanconv: {text}")
+
     @contextmanager
     def stage(self, title: str, steps: int) -> Iterator[Stage]:
         from rich import progress as bars
 
         def write(text: str) -> None:
-            self.screen.print(f"leanconv: {title}: {text}")
+            self.say(f"{title}: {text}")
 
         _undo_redirect_in_forks()
         pace = Pace(steps)

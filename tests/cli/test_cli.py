@@ -46,6 +46,19 @@ def test_json_is_all_that_is_printed(place: Path, leanconv_command) -> None:
     assert found["layers"][0]["scheme"] == "channel"
 
 
+def test_threads_are_those_of_the_run(place: Path, leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, set_them = [], torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: (seen.append(count), set_them(count)))
+    code, _, err = leanconv_command(f"{ACCELERATE} --out fast --threads 2")
+    assert code == 0, err
+    assert " on 2 threads: " in err
+    assert seen == [2, 1] * 3  # analyze, plan, apply: put back after each
+    code, _, err = leanconv_command(f"{ACCELERATE} --out other --threads 5000")
+    assert code == 2
+    assert "--threads" in err
+    assert "less than or equal to 1024" in err
+
+
 def test_weights_files(place: Path, leanconv_command) -> None:
     namespace: dict = {}
     exec(NETWORK, namespace)

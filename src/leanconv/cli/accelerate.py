@@ -15,6 +15,7 @@ from leanconv.cli.options import OptionsOf, help_of
 from leanconv.config import Options
 from leanconv.errors import LeanconvError, listing
 from leanconv.runtimes.runners import RUNTIMES, runtime_names
+from leanconv.system.threads import MOST, spin_little
 
 # Options that this command spells in another way.
 OTHERWISE = ("asymmetric", "ranks", "skip", "samples", "target", "refine")
@@ -38,7 +39,13 @@ def accelerate(
         str | None, typer.Option(help=f"--ranks latency: what is timed, {runtime_names(timeable=True)}.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="--ranks latency: CPU threads of that runtime (1).")
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST,
+            help="CPU threads of the run. Default: as many as there are idle cores. With --ranks latency: threads of "
+            "that runtime (1).",
+        ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="--ranks latency: float32 (default), bfloat16 or float16.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help=help_of(Options, "skip"))] = None,
@@ -78,6 +85,7 @@ def accelerate(
 
     torchrun --nproc-per-node 4 -m leanconv accelerate vgg16 --images photos/ --out vgg16-4x --workdir work
     """
+    spin_little()
     from dataclasses import replace
 
     from leanconv.api import accelerate_as
@@ -99,9 +107,9 @@ def accelerate(
     target = None
     if ranks_or_method == "latency":
         target = _target(runtime=runtime, threads=threads, dtype=dtype, batch=batch, device=device)
-        batch = None  # that of the target
+        batch = threads = None  # those of the target
     else:
-        of_target = {"runtime": runtime, "threads": threads, "dtype": dtype}
+        of_target = {"runtime": runtime, "dtype": dtype}
         common.refuse(of_target, "goes with --ranks latency only; leave it out or give that")
     checked = Options.check(  # before minutes are spent on loading
         **options,
@@ -132,7 +140,9 @@ def accelerate(
                 vars(preprocessing), "does not go with a detector, which resizes and normalises images itself"
             )
             batches = WholePictures(pictures, batch=batch or 8, workers=processes)
-        session = Session(network.model, place, checked.seed, progress=not quiet, workdir=workdir, limit=limit)
+        session = Session(
+            network.model, place, checked.seed, progress=not quiet, workdir=workdir, limit=limit, threads=threads
+        )
         result = accelerate_as(network.model, batches, checked, session)
         if not lead:
             return

@@ -17,6 +17,7 @@ import typer
 
 from leanconv.errors import LeanconvError
 from leanconv.storage.records import check_recordable
+from leanconv.system.threads import MOST, cores
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,9 @@ Workdir = Annotated[
 ]
 NewFolder = Annotated[Path, typer.Option(help="Folder to write; must not exist.")]
 Folders = Annotated[list[Path], typer.Argument(help="Saved folders, as accelerate --out writes them.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, max=MOST, help="CPU threads. Default: as many as there are idle cores.")
+]
 ClassFile = Annotated[Path | None, typer.Option(help="JSON: {class name: index} or {class name: [index, ...]}.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many images, spread over all.")]
 Record = Annotated[
@@ -132,8 +136,6 @@ def team(asked: str | None) -> Iterator[tuple[torch.device, bool]]:
 
 
 def pick_workers(asked: int | None) -> int:
-    from leanconv.runtimes.bench.machine import cores
-
     return min(8, cores()) if asked is None else asked
 
 

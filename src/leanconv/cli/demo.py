@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from leanconv.cli import common
+from leanconv.system.threads import Threads, spin_little
 
 
 def demo(
@@ -16,6 +17,7 @@ def demo(
         Path | None, typer.Option(help="Write the page about it to this file, such as demo.html.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training digits.")] = 6,
+    threads: common.Threads = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -23,6 +25,8 @@ def demo(
 
     Example: leanconv demo --out digits-4x --report digits-4x.html
     """
+    spin_little()
     from leanconv.demo import run_demo
 
-    common.show(run_demo(out=out, report=report, epochs=epochs, quiet=quiet), as_json)
+    with Threads(threads).held():  # the training too
+        common.show(run_demo(out=out, report=report, epochs=epochs, threads=threads, quiet=quiet), as_json)

@@ -20,6 +20,7 @@ from leanconv.cli import common
 from leanconv.errors import LeanconvError
 from leanconv.runtimes.runners import RUNTIMES, Conditions, Runner
 from leanconv.system.text_table import table
+from leanconv.system.threads import cores
 
 MODULES = {"pillow": "PIL", "scikit-learn": "sklearn"}  # name on PyPI -> name in Python, where they differ
 # Instruction sets, as /proc/cpuinfo has them, that say how fast convolutions can be, in int8 and bfloat16 too.
@@ -112,7 +113,7 @@ def cpu() -> str:
     """Fails where a convolution or an eigenvalue problem does: every run is made of them."""
     import torch
 
-    from leanconv.runtimes.bench.machine import cores, cpu_name
+    from leanconv.runtimes.bench.machine import cpu_name
 
     torch.nn.functional.conv2d(torch.ones(1, 2, 4, 4), torch.ones(3, 2, 3, 3))
     torch.linalg.eigh(torch.eye(3, dtype=torch.float64))

@@ -34,6 +34,7 @@ from leanconv.network.user_model import copied, device_of
 from leanconv.pipeline.plan import Plan, read_plan
 from leanconv.pipeline.prepare import Prepared, prepare
 from leanconv.pipeline.session import Session
+from leanconv.pipeline.size_up import size_up
 from leanconv.pipeline.solve_layers import LayerState, Run, solve_layers, split_filters
 from leanconv.ranks import Candidate, Pairs, active, by_hand
 from leanconv.ranks.manual import checked
@@ -217,7 +218,7 @@ class Analysis:
             targets=spectra.targets,
             dense=spectra.dense,
             options=options,
-            work=self._session.work,
+            session=self._session,
             keep_targets=not self._last,
         )
         with streams.clock.stage("solving"):
@@ -238,7 +239,6 @@ class Analysis:
                 buffer.copy_(prepared.buffers[name])
         reports = [layers[name].report(given.get(name, ())) for name in sorted(layers, key=lambda name: index[name])]
         saved = sum(report.macs_before - report.macs_after for report in reports)
-        selector = plan.selector
         # Layers that stay as they are share their weights with the original, which the next plan needs as it is.
         made = streams.accelerated if self._last else copied(streams.accelerated)
         return Accelerated(
@@ -255,7 +255,7 @@ class Analysis:
             source=identify(prepared.original),
             seconds=streams.clock.seconds,
             spectra=kept,
-            timing=team.broadcast(selector.final_times(streams) if selector is not None and team.is_main else None),
+            timing=team.broadcast(plan.selector.final_times(streams) if plan.selector and team.is_main else None),
         )
 
     def _left_whole(self, layers: Mapping[str, LayerState], *, by_hand: bool) -> dict[str, str]:
@@ -354,6 +354,7 @@ def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session
     )
     dense = {name: prepared.probe(site) for name, site in prepared.sites.items()}
     streams.look(list(dense.values()))
+    size_up(session, streams, prepared, options, last=last)
     targets = streams.targets(list(dense.values()))
     spectra = Spectra(dense, targets, options.forms)
     with session.clock.stage("statistics"), session.reporter.stage("statistics", len(dense)) as stage:

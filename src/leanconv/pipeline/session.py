@@ -22,6 +22,7 @@ from leanconv.storage.workdir import Workdir, digest_of_images, digest_of_model
 from leanconv.system.process_memory import heap_at_hand, quiet_collector
 from leanconv.system.random_state import untouched_rng
 from leanconv.system.stage_clock import Clock
+from leanconv.system.threads import Threads
 
 
 class Notebook:
@@ -55,10 +56,12 @@ class Session:
         progress: bool = False,
         workdir: str | os.PathLike[str] | None = None,
         limit: int | None = None,
+        threads: int | None = None,
     ):
         check_model(model)
         self.device = device_of(model) if device is None else parse_device(device)
         self.progress, self._seed, self._limit = progress, seed, limit
+        self.threads = Threads(threads, follows=self.device.type == "cpu")
         self.team = Processes(self.device)
         self.clock = Clock(self.device)
         self.reporter = reporter(progress and self.team.is_main)
@@ -72,12 +75,13 @@ class Session:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Around every stage: random states are restored at its end, and an error in one process ends all. A caller in
-        inference mode still gets a network that can be trained."""
+        """Around every stage: random states and threads are restored at its end, and an error in one process ends all.
+        A caller in inference mode still gets a network that can be trained."""
         with (
             untouched_rng(self._seed),
             quiet_collector(),
             heap_at_hand(),
+            self.threads.held(),
             torch.inference_mode(False),
             self.team.ending_together(),
         ):
@@ -108,6 +112,9 @@ class Session:
             images = hashlib.sha256(repr(sorted(item for share in shares for item in share)).encode()).hexdigest()
             facts = {"model": digest_of_model(model), "images": images, "device": self.device.type}
             self.work.begin({**facts, "all images": fitted is given}, options)
+        if self.threads.free:  # one number from here on, that of an earlier process: others round otherwise
+            known = None if self.work is None else self.work.threads
+            self.threads.keep(self.team.broadcast(known or self.threads.count))
 
     def begin(self, options: Options, plan: dict[str, Any] | None = None) -> None:
         """``plan``: as it is saved, once it is known."""

@@ -20,10 +20,10 @@ from leanconv.forms.replace import Change, change_of
 from leanconv.forms.replace import replace as replace_layer
 from leanconv.network.layers.modules import Factors
 from leanconv.network.sites import Site
+from leanconv.pipeline.session import Session
 from leanconv.progress import Solved
 from leanconv.result import LayerReport
 from leanconv.solve import Moments, Parts, TwoStep, parted, thinned
-from leanconv.storage.workdir import Workdir
 from leanconv.system.process_memory import give_back
 
 # Patches a layer, of so many images, that splits are improved by: 4 bytes x ROWS x c k k, 151 MB for c = 512, k = 3.
@@ -90,17 +90,19 @@ class Run:
     targets: Samples  # the original's responses
     dense: dict[str, Probe]  # of all sites, those that stay as they are too
     options: Options
-    work: Workdir | None
+    session: Session
     keep_targets: bool  # for another plan
 
     def solved_before(self) -> dict[str, Fit]:
         """The layers an earlier process has solved."""
-        return self.streams.team.broadcast({} if self.work is None else self.work.solved(self.streams.device))
+        return self.streams.team.broadcast(
+            {} if self.session.work is None else self.session.work.solved(self.streams.device)
+        )
 
     def keep(self, number: int, name: str, fit: Fit | None) -> Fit:
         """The main process's ``fit``, everywhere, and in the workdir."""
-        if self.work is not None and fit is not None:
-            self.work.keep_solved(number, name, fit)
+        if self.session.work is not None and fit is not None:
+            self.session.work.keep_solved(number, name, fit)
         return self.streams.team.broadcast(fit)
 
     def put(self, layer: LayerState, factors: Factors) -> None:
@@ -149,6 +151,7 @@ def _solve_asymmetric(run: Run, layers: Layers) -> None:
                 if streams.device.type == "cpu":
                     give_back()
             layer.outcome = fit.outcome
+            run.session.threads.follow()
             stage.advance()
             stage.solved(layer.described(fit.outcome.error), number, len(layers))
 
@@ -175,6 +178,7 @@ def _solve_symmetric(run: Run, layers: Layers) -> None:
                 known[name] = run.keep(number, name, fit)
             run.put(layer, known[name].factors)
             layer.outcome = known[name].outcome
+            run.session.threads.follow()
             stage.advance()
             stage.solved(layer.described(known[name].outcome.error), number, len(chosen))
     _measure(run, {name: layer for name, layer in layers.items() if layer.choice is None})
@@ -255,7 +259,7 @@ def _improved(run: Run, layers: Layers, splits: dict[str, TwoStep]) -> dict[str,
     Images that are held out later, to judge a layer's fit by, are among them: white patches are beside these, and who
     judges does so with the second half fitted anew.
     """
-    known = {} if run.work is None else run.work.solved(run.streams.device)
+    known = {} if run.session.work is None else run.session.work.solved(run.streams.device)
     forms = {name: layers[name].choice.form for name in splits}  # type: ignore[union-attr]
     probes: dict[str, Probe] = {
         name: PatchProbe(layers[name].site, layers[name].dense.weight, layers[name].dense.bias)

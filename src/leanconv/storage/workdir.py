@@ -1,6 +1,6 @@
 """The state of a run in a folder: what was measured and solved survives the process that did it.
 
-    leanconv-work.json    the arguments, and whether the run is finished
+    leanconv-work.json    the arguments, the number of threads, and whether the run is finished
     statistics/           sampled responses of the original network, raw numbers, and what they are
     spectra.json          what ranks are chosen by
     sensitivity.json      what every layer does to the output, with ranks="sensitivity"
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors
 import safetensors.torch
@@ -104,8 +104,19 @@ class Workdir:
                 for part in (DISTILLING, SOLVED, SENSITIVITY, SPECTRA, SAMPLES):
                     self._remove(part)
                 known = None
+        self._state: dict[str, Any]
         self._state = {"basis": basis, "run": None, "solving": None, "finished": False} if known is None else known
         self._state["basis"] = basis
+        self._store(STATE, self._state)
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads of the run that is in here; None for a new one, or an older folder."""
+        return cast("int | None", self._state.get("threads"))
+
+    @threads.setter
+    def threads(self, count: int) -> None:
+        self._state["threads"] = count
         self._store(STATE, self._state)
 
     def begin_run(self, options: Options, plan: dict[str, Any] | None = None) -> None:
@@ -125,7 +136,7 @@ class Workdir:
             self._remove(SOLVED)
             finished = False
         self._state = {
-            "basis": known["basis"],
+            **known,
             "run": run,
             "solving": solving,
             "plan": before if plan is None else plan,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from leanconv.runtimes.runners import RUNTIMES
+from leanconv.system.threads import cores
 
 
 def machine(device: torch.device, threads: int) -> dict[str, Any]:
@@ -30,11 +31,6 @@ def machine(device: torch.device, threads: int) -> dict[str, Any]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             facts[library] = importlib.metadata.version(library)
     return facts
-
-
-def cores() -> int:
-    """Cores this process may use; in a container or under taskset they are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:
