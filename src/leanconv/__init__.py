@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from leanconv.pipeline.analysis import Analysis
     from leanconv.pipeline.plan import Plan
     from leanconv.ranks.latency.selector import Latency
-    from leanconv.result import Accelerated, LayerReport
+    from leanconv.result import Accelerated, HeldOut, LayerReport
     from leanconv.runtimes.bench.comparison import bench
     from leanconv.runtimes.export.program import export
     from leanconv.runtimes.target import Measured, Target
@@ -34,6 +34,7 @@ __all__ = [
     "Channel",
     "Distill",
     "FineTuned",
+    "HeldOut",
     "Latency",
     "LayerReport",
     "LeanconvError",
@@ -69,6 +70,7 @@ _WHERE = {
     "ThreeD": "leanconv.forms.three_d",
     "reachable": "leanconv.api",
     "Accelerated": "leanconv.result",
+    "HeldOut": "leanconv.result",
     "LayerReport": "leanconv.result",
     "evaluate": "leanconv.evaluation.api",
     "FineTuned": "leanconv.train.finetune",

@@ -56,7 +56,9 @@ def accelerate(
     Args:
         model: the trained network. It is copied and never modified.
         images: batches ``model(batch)`` accepts, for example a DataLoader; labels are ignored. A few thousand
-            images are plenty, a few hundred often enough. They are read once and kept in memory.
+            images are plenty, a few hundred often enough. They are read once and kept in memory. From 32 on a tenth of
+            them (8 to 128, drawn by the seed) is held out from everything, and ``result.check`` says how far the two
+            networks are apart on these; with fewer, or the paper's fit, on some it was made with.
         speedup: convolution MACs before / after. Met exactly: ``speedup <= achieved < 1.02 * speedup``. With
             ``ranks="latency"``: time of the whole network before / after, as measured.
         scheme: ``"channel"`` (k x k, d') + (1 x 1, d); ``"spatial"`` (k x 1, d'') + (1 x k, d), weights only;
@@ -77,9 +79,9 @@ def accelerate(
         progress: show progress on stderr.
         workdir: a folder for the state of the run. A run that was killed goes on from there when it is called again
             with the same arguments, and ends in the same bits; a later run with another ``speedup``, ``scheme`` or
-            solver uses what was measured (but for fewer than 500 images and ``refine="distill"``, which fits to a part
-            of them: that is measured anew, and takes its place). About 4 bytes x ``samples`` x filters on disk, and
-            with ``refine="distill"`` five times the weights.
+            solver uses what was measured (but where ``refine`` is fitted to another part of the images, as
+            ``"none"`` is to all: that is measured anew, and takes its place). About 4 bytes x ``samples`` x filters on
+            disk, and with ``refine="distill"`` five times the weights.
         layers: ``"conv"``, or ``"all"`` to accelerate and count Linear layers too.
         samples: responses sampled a layer, spread over the images. ``"auto"``: up to 200,000, of which each layer is
             fitted to as many as it needs, by its error on images held out. The result says who had not enough
@@ -90,10 +92,10 @@ def accelerate(
         refine: ``"closed-form"``, the default of 3d and channel, holds out an eighth of the images while a layer is
             fitted, and lets them say how far to trust the others; of 3d the (1 x k, d') filters are fitted freely to
             what they see in the accelerated network, in place of mixtures of the old ones. ``"none"`` is the paper's
-            fit, which usually does worse on images not seen; in small networks its solve is quicker.
+            fit, to all images, which usually does worse on images not seen; in small networks its solve is quicker.
             ``"distill"`` (any scheme) does so and then trains the network on the images, without labels, to have the
-            original's feature maps: on a tenth of them it is judged, and the best that was seen there is kept. Of fewer
-            than 500 images the layers are not fitted to that tenth either. Much longer; how it went is in
+            original's feature maps: on a tenth of those it is judged, and the best that was seen there is kept. Of
+            fewer than 500 images the layers are not fitted to that tenth either. Much longer; how it went is in
             ``result.training``. ``Distill(steps=1200)``: steps of training at most, to the end of an epoch; it ends
             where images held out gain no more.
         threads: CPU threads torch computes with while this runs; how many it has before is put back. Default: as many
@@ -102,8 +104,8 @@ def accelerate(
             (another number rounds otherwise in the last bits). A number given to torch counts as given here
             (OMP_NUM_THREADS, ``torch.set_num_threads``).
 
-    The network's own forward runs only on the first two images. After that a recorded list of its operations is run,
-    for all images and for both networks (docs/streams.md), so a breakpoint in the forward is not reached again.
+    The network's own forward runs only on the first two images, and at the end on those held out. Between them a
+    recorded list of its operations is run, for all images and for both networks (docs/streams.md).
     Networks that cannot be recorded are run as they are, and a warning says so.
 
     One of torchvision's detectors takes batches that are lists of images (3 x H x W, any sizes). What lies behind its

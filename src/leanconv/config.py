@@ -234,6 +234,12 @@ class Options:
         return self.refine != "none"
 
     @property
+    def holds_out(self) -> bool:
+        """Whether images are held out to check the result on. The paper's fit is to all of them; a scheme that fits
+        nothing loses nothing by it."""
+        return self.closed_form or not self.forms.fitted
+
+    @property
     def free_filters(self) -> bool:
         """Whether the second half of a split is fitted freely to what it sees."""
         return self.closed_form and self.asymmetric and self.forms.fitted

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,20 @@ from torch import nn
 
 from leanconv.config import Options
 from leanconv.forms.replace import Change
+from leanconv.network import reasons
 from leanconv.network.reasons import by_reason
 from leanconv.network.source import Source
+from leanconv.network.torchvision_detectors import kind_of
 from leanconv.ranks import KeptSpectra
 from leanconv.runtimes.target import Measured
 from leanconv.system.text_table import table
+
+# A result further from the original than this is called poor. At a KL of 0.2 networks have lost 5 to 7 points of
+# accuracy (benchmarks/results/ablation.md, VGG-16 and ResNet-20). Agreement says less: the less sure a network is, the
+# more of its answers change without harm (VGG-16 on ImageNet at 79 %: 3 points, ResNet-20 at 88 %: 7), so it has to be
+# lower to count. Other outputs are judged by how far they are off: at 0.3 a tenth of their energy is error.
+POOR_KL, POOR_AGREEMENT, POOR_ERROR = 0.2, 0.7, 0.3
+NAMED = 3  # layers, at most, that are named to be left alone
 
 # Fields of a result that are plain data.
 PLAIN = (
@@ -56,6 +66,61 @@ class LayerReport:
     needed: int | None = None
 
 
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Original and accelerated network compared on a few images, without labels. Printed, a line. Intervals, low to
+    high, hold with a probability of 95 %.
+
+    Attributes:
+        images: how many.
+        relative_error: ||out - out'|| / ||out||, the mean over the tensors a network returns.
+        seen: whether these are images the network was made with, because none were held out.
+        agreement: share of images (of pixels, where ``pixels``) with the same class; None where outputs are no scores.
+        kl: mean KL divergence of the softmax outputs from the original's, in nats; None as above.
+        agreement_interval: of ``agreement``.
+        kl_interval: of ``kl``.
+    """
+
+    images: int
+    relative_error: float
+    seen: bool
+    agreement: float | None = None
+    agreement_interval: Interval | None = None
+    kl: float | None = None
+    kl_interval: Interval | None = None
+    pixels: bool = False
+
+    @property
+    def poor(self) -> bool:
+        """Whether most users would want another network."""
+        if self.agreement is None or self.kl is None:
+            return self.relative_error > POOR_ERROR
+        return self.kl > POOR_KL or self.agreement < POOR_AGREEMENT
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> HeldOut:
+        plain: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in data.items()}
+        return cls(**plain)
+
+    def __str__(self) -> str:
+        which = "it was made with (none were held out)" if self.seen else "it was not fitted to"
+        parts = [f"outputs {100 * self.relative_error:.1f} % off"]
+        if self.kl is not None:
+            parts.insert(0, f"KL {self.kl:.3f}{_span(self.kl_interval, 3)}")
+        if self.agreement is not None:
+            percent = None if self.agreement_interval is None else [100 * end for end in self.agreement_interval]
+            share, end = ("on ", " of the pixels") if self.pixels else ("", "")
+            parts.insert(0, f"same class {share}{100 * self.agreement:.1f} %{end}{_span(percent, 1)}")
+        return f"on {self.images} image{'s' if self.images > 1 else ''} {which}: {', '.join(parts)}"
+
+
+def _span(interval: Sequence[float] | None, digits: int) -> str:
+    return "" if interval is None else f" ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Accelerated:
     """The accelerated network and what was done to get it. Printed, it is a table.
@@ -78,6 +143,8 @@ class Accelerated:
         command: what was typed, where the command line was used.
         spectra: what ranks were chosen by; None for folders without.
         timing: times of both networks, measured at the end of a run with ``ranks="latency"``.
+        check: what the network does on images it was not fitted to; None for folders without, after ``finetune``, and
+            where the outputs of both networks cannot be compared.
     """
 
     model: nn.Module
@@ -97,6 +164,7 @@ class Accelerated:
     command: list[str] | None = None
     spectra: KeptSpectra | None = None
     timing: Measured | None = None
+    check: HeldOut | None = None
 
     @property
     def speedup(self) -> float:
@@ -118,6 +186,7 @@ class Accelerated:
             "options": self.options.to_json(),
             "source": self.source.to_json(),
             "timing": None if self.timing is None else self.timing.to_json(),
+            "check": None if self.check is None else asdict(self.check),
         }
 
     def __str__(self) -> str:
@@ -144,9 +213,27 @@ class Accelerated:
         )
         if self.timing is not None:
             lines.append(str(self.timing))
+        if self.check is not None:
+            lines.append(str(self.check))
+            if self.check.poor:
+                lines.append(self._instead())
         if any(layer.enough is False for layer in self.layers):
             lines.append(self._too_few())
         return "\n".join(lines)
+
+    def _instead(self) -> str:
+        """What to do about a network that is far from the original."""
+        ways = ["larger ranks" if isinstance(self.options.ranks, dict) else "a smaller speed-up"]
+        if self.options.ranks in ("energy", "uniform"):
+            ways.append('ranks="sensitivity"')
+        if len(self.layers) > NAMED:
+            left = [name for name, why in self.skipped.items() if why in (reasons.FIRST, reasons.ASKED)]
+            worst = sorted(self.layers, key=lambda layer: layer.error, reverse=True)[:NAMED]
+            names = [*left, *(layer.name for layer in worst)]
+            ways.append(f"skip={names}, which leaves the layers of the largest errors as they are")
+        if self.options.refine != "distill" and kind_of(self.model) is None:
+            ways.append('refine="distill"')
+        return f"That is far from the original: try {', or '.join(ways)}."
 
     def _too_few(self) -> str:
         """Who would gain from more samples, how many and how to have them."""

@@ -224,7 +224,7 @@ def test_the_first_table_of_the_readme() -> None:
     (shown,) = [block.text for block in blocks_of(ROOT / "README.md") if block.text.startswith("layer ")]
     assert re.search(r"^4\.0\d\dx fewer MACs: 29\.4 M -> 7\.\d M", shown, re.MULTILINE)
     convolutions = [name for name, module in demo.DigitsNet().named_modules() if type(module).__name__ == "Conv2d"]
-    assert re.findall(r"^(\d+) ", shown, re.MULTILINE) == convolutions[1:]
+    assert re.findall(r"^(\d+)  ", shown, re.MULTILINE) == convolutions[1:]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -212,7 +212,7 @@ def test_no_more_patches_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(spatial_form, "swept", noted)
     monkeypatch.setattr(solving, "ROWS", 320)
-    leanconv.accelerate(Crops().eval(), smooth_images(32), 1.5, ThreeD(sweeps=1), **QUICK)
+    leanconv.accelerate(Crops().eval(), smooth_images(40), 1.5, ThreeD(sweeps=1), **QUICK)
     assert max(rows) == 320
 
 

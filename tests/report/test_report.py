@@ -41,6 +41,8 @@ def test_an_older_folder_gets_a_page_without_curves(result: leanconv.Accelerated
     assert 'id="what-slider"' not in text
     assert 'id="chart-channel"' not in text
     assert 'id="chart-error"' in text
+    assert f"without labels, {result.check}" in words(text)
+    assert "without labels, on" not in page(replace(facts, check=None))
 
 
 def test_records_are_shown(folder: Path, result: leanconv.Accelerated) -> None:

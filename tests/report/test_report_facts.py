@@ -43,6 +43,7 @@ def test_facts_are_those_of_the_result(result: leanconv.Accelerated, folder: Pat
         )
         assert all(1 <= rank <= limit for rank, limit in zip(ours.ranks, ours.limits, strict=True))
     assert facts.skipped == {result.skipped["0"]: ["0"]}
+    assert facts.check == result.check is not None
     assert facts.times is None
     assert facts.accuracy is None
 

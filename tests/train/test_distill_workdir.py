@@ -11,12 +11,13 @@ import torch
 
 from leanconv import LeanconvError
 from leanconv.config import Distill, Options
+from leanconv.pipeline import images as given
 from leanconv.result import Accelerated
 from leanconv.storage.workdir import Workdir
 from leanconv.train import distill as refine
 from leanconv.train import loop
 from leanconv.train.checkpoint import Checkpoint
-from tests.support.distilling import run
+from tests.support.distilling import images, run
 from tests.support.equality import assert_equal
 from tests.support.workdirs import ended_after
 
@@ -80,6 +81,7 @@ def test_a_folder_from_before_any_were_put_aside(
 ) -> None:
     with monkeypatch.context() as before:
         before.setattr(refine, "FEW", 0)
+        before.setattr(given, "CHECK_FROM", 1000)
         before.setattr(refine, "EPOCHS", 4)
         if killed is None:
             run(workdir=tmp_path)
@@ -88,7 +90,7 @@ def test_a_folder_from_before_any_were_put_aside(
             ended_after(killed[2], killed[0], killed[1], before, lambda: run(workdir=tmp_path))
     file = tmp_path / "leanconv-work.json"
     state = json.loads(file.read_text())
-    del state["basis"]["all images"]
+    del state["basis"]["put aside"]
     file.write_text(json.dumps(state))
     monkeypatch.setattr(refine, "EPOCHS", 4)
     assert_equal(run(), run(workdir=tmp_path))
@@ -131,27 +133,28 @@ def test_other_steps_train_anew_what_is_solved(tmp_path: Path, monkeypatch: pyte
 def test_a_folder_from_before_there_were_steps_and_sweeps_is_as_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run("closed-form", workdir=tmp_path)
+    few = images(30)  # none are held out
+    whole = run("closed-form", images=few, workdir=tmp_path)
     file = tmp_path / "leanconv-work.json"
     state = json.loads(file.read_text())
     for part in ("run", "solving"):
         del state[part]["steps"], state[part]["sweeps"]
-    del state["basis"]["all images"]
+    del state["basis"]["put aside"]
     file.write_text(json.dumps(state))
     nothing_is_solved(monkeypatch)
-    assert_equal(whole, run("closed-form", workdir=tmp_path))
+    assert_equal(whole, run("closed-form", images=few, workdir=tmp_path))
 
 
 @pytest.mark.parametrize(("ranks", "shared"), [("energy", True), ("uniform", True), ("latency", False)])
 def test_layers_of_ranks_found_by_timing_are_not_shared(ranks: str, shared: bool, tmp_path: Path) -> None:
     """Timed again they would be other ranks."""
-    work, given = Workdir(tmp_path), {"model": "a", "images": "b", "all images": True, "device": "cpu"}
+    work, facts = Workdir(tmp_path), {"model": "a", "images": "b", "put aside": 0, "device": "cpu"}
     options = [Options.check(ranks=ranks, refine=refine) for refine in ("closed-form", "distill")]
-    work.begin(given, options[0])
+    work.begin(facts, options[0])
     work.begin_run(options[0])
     (tmp_path / "solved").mkdir()
     work.finish()
-    work.begin(given, options[1])
+    work.begin(facts, options[1])
     work.begin_run(options[1])
     assert (tmp_path / "solved").exists() is shared
     work.close()

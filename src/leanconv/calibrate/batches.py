@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -89,13 +90,24 @@ class Batches:
     that decoding goes on beside the network.
     """
 
-    def __init__(self, source: Iterator[Any], images: int, *, rank: int = 0, world: int = 1):
+    def __init__(
+        self,
+        source: Iterator[Any],
+        images: int,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        watch: Callable[[Batch], None] = lambda _: None,
+    ):
+        """``watch`` is called with every batch as it is read, before any image is put aside."""
         self.images = images
+        self.aside: list[Any] = []  # inputs that were read and put aside
         self.read_at_once = False  # all were read before anything began
         self.largest: int | None = None  # what batches are cut to, if they are
         self._joined: int | None = None  # what they are joined to, if they are
         self._source: Iterator[Any] | None = source  # None: all of it was read
-        self._rank, self._world = rank, world
+        self._rank, self._world, self._watch = rank, world, watch
+        self._aside = torch.zeros(0, dtype=torch.bool)  # which images are put aside
         self._given: list[Batch] = []
         self._read = self._turn = 0  # images and batches of all ranks
         self._channels_last: Any = None  # shape and dtype of the images that get this layout, if any
@@ -131,6 +143,31 @@ class Batches:
     def _with_layout(self, batch: Batch) -> Batch:
         form = _form(batch.pieces[0])
         return replace(batch, channels_last=form is not None and form == self._channels_last)
+
+    def put_aside(self, count: int, seed: int) -> None:
+        """``count`` of the images of all ranks, drawn by the seed, are not among the batches but in ``aside``. Once,
+        and before anybody goes through the batches."""
+        self._aside = torch.zeros(self.images, dtype=torch.bool)
+        self._aside[torch.randperm(self.images, generator=torch.Generator().manual_seed(seed))[:count]] = True
+        self.images -= count
+        given, self._given = self._given, []
+        self._given = [left for batch in given if (left := self._without_aside(batch)) is not None]
+        self._recount()
+
+    def _without_aside(self, batch: Batch) -> Batch | None:
+        """What is left of a ``batch`` as it was read, None if nothing is; images are counted without those aside."""
+        before, end = int(self._aside[: batch.first].sum()), batch.first + batch.size
+        chosen = self._aside[batch.first : end].tolist()
+        chosen += [False] * (batch.size - len(chosen))  # more images than were announced
+        (inputs,) = batch.pieces
+        if any(chosen):
+            if not _by_image(inputs, batch.size):
+                self._aside[batch.first :] = False  # such batches stay whole, and all behind them
+            else:
+                self.aside.append(_selected(inputs, chosen))
+                inputs = _selected(inputs, [not one for one in chosen])
+                batch = replace(batch, size=batch.size - sum(chosen), pieces=(inputs,))
+        return replace(batch, first=batch.first - before) if batch.size else None
 
     def at_hand(self) -> list[Batch]:
         """Those that have been read, as they were given."""
@@ -190,12 +227,21 @@ class Batches:
             return False
         for item in self._source:
             batch = self._of_this_rank(item)
+            if batch is None:
+                continue
+            self._watch(batch)
+            batch = self._without_aside(batch)
             if batch is not None:
                 self._given.append(batch)
                 return True
         self._source = None
-        self.images = self._read if self._world == 1 else self.images
+        self._recount()
         return False
+
+    def _recount(self) -> None:
+        """Once all was read, where this process saw all."""
+        if self._source is None and self._world == 1:
+            self.images = self._read - int(self._aside[: self._read].sum())
 
     def _of_this_rank(self, item: Any) -> Batch | None:
         """What the user gave as a batch; None if it is another rank's, or empty."""
@@ -234,8 +280,11 @@ def _cut(batch: Batch, largest: int) -> list[Batch]:
     return [batch.part(begin, min(begin + largest, batch.size)) for begin in range(0, batch.size, largest)]
 
 
-def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
+def take(
+    images: Iterable[Any], *, rank: int = 0, world: int = 1, watch: Callable[[Batch], None] = lambda _: None
+) -> Batches:
     """Batches of ``images``; those of this ``rank`` of ``world`` processes, which are all given the same images.
+    ``watch`` is called with every batch as it is read.
 
     A shuffling or augmenting loader would give other pictures the second time, so it is read once.
     """
@@ -248,7 +297,7 @@ def take(images: Iterable[Any], *, rank: int = 0, world: int = 1) -> Batches:
     source = iter(images)
     if isinstance(images, ImageSource):
         source = (Batch(first, len(batch), (batch,)) for first, batch in images.placed_batches(rank, world))
-    batches = Batches(source, count or 0, rank=rank, world=world)
+    batches = Batches(source, count or 0, rank=rank, world=world, watch=watch)
     if count is None:
         list(batches)  # read all
         batches.images, batches.read_at_once = batches._read, True
@@ -328,6 +377,19 @@ def _images(inputs: Any, begin: int, end: int) -> Any:
     if isinstance(inputs, dict):
         return map_tensors(lambda tensor: tensor[begin:end], inputs)
     return inputs[begin:end]
+
+
+def _by_image(inputs: Any, size: int) -> bool:
+    """Whether single images can be taken out of ``inputs``."""
+    return isinstance(inputs, list) or all(tensor.dim() > 0 and len(tensor) == size for tensor in tensors(inputs))
+
+
+def _selected(inputs: Any, chosen: list[bool]) -> Any:
+    """A copy of the images that are ``chosen``."""
+    if isinstance(inputs, list):
+        return list(compress(inputs, chosen))
+    index = torch.tensor(chosen).nonzero()[:, 0]  # several times faster than by the mask
+    return map_tensors(lambda tensor: tensor.detach().index_select(0, index.to(tensor.device)), inputs)
 
 
 def out_of_memory(error: BaseException) -> bool:

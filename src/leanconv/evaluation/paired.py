@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from leanconv.evaluation.classification import agreement, correct
@@ -35,11 +36,16 @@ def paired_interval(
 
 def kl_divergence(logits: Tensor, reference: Tensor) -> float:
     """Mean over images of KL(p || q) in nats, p from ``reference`` and q from ``logits``, both n x classes."""
-    total = 0.0
-    for ours, theirs in zip(logits.split(ROWS), reference.split(ROWS), strict=True):
+    return kl_divergences(logits, reference).mean().item()
+
+
+def kl_divergences(logits: Tensor, reference: Tensor) -> Tensor:
+    """The same of every image, n on the CPU; of maps, n x classes x height x width, the mean over their pixels."""
+    rows, found = ROWS if logits.dim() == 2 else 1, []
+    for ours, theirs in zip(logits.split(rows), reference.split(rows), strict=True):
         q, p = ours.double().log_softmax(1), theirs.double().log_softmax(1)
-        total += (p.exp() * (p - q)).sum().item()
-    return max(0.0, total / len(logits))  # rounding may leave a zero a little below
+        found.append((p.exp() * (p - q)).sum(1).reshape(len(q), -1).mean(1))
+    return torch.cat(found).clamp(min=0).cpu()  # rounding may leave a zero a little below
 
 
 @dataclass(frozen=True)

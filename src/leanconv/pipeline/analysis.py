@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from leanconv.calibrate.batches import Batches, check_images, take
-from leanconv.calibrate.detections import Detections
-from leanconv.calibrate.memory import device_share
-from leanconv.calibrate.prefetch import SHARE
 from leanconv.calibrate.streams import Streams
 from leanconv.config import Options
 from leanconv.errors import LeanconvError
@@ -29,10 +26,11 @@ from leanconv.network import reasons
 from leanconv.network.reasons import by_reason
 from leanconv.network.sites import in_order, warn_of_linear_fits
 from leanconv.network.source import identify
-from leanconv.network.torchvision_detectors import kind_of, seen_as_detector, seen_as_tensors
+from leanconv.network.torchvision_detectors import kind_of, seen_as_detector
 from leanconv.network.user_model import copied, device_of
+from leanconv.pipeline.images import Given, looked_at
 from leanconv.pipeline.plan import Plan, read_plan
-from leanconv.pipeline.prepare import Prepared, prepare
+from leanconv.pipeline.prepare import Prepared
 from leanconv.pipeline.session import Session
 from leanconv.pipeline.size_up import size_up
 from leanconv.pipeline.solve_layers import LayerState, Run, solve_layers, split_filters
@@ -59,13 +57,13 @@ class Analysis:
         streams: Streams,
         spectra: Spectra,
         options: Options,
-        judges: Tensor | None,
+        given: Given,
         *,
         last: bool,
     ):
-        """``judges``: images held out to judge a distillation. ``last``: see ``analyze_model``."""
+        """``last``: see ``analyze_model``."""
         self._session, self._model, self._prepared = session, model, prepared
-        self._streams, self._spectra, self._options, self._judges = streams, spectra, options, judges
+        self._streams, self._spectra, self._options, self._given = streams, spectra, options, given
         self._last, self._applied = last, False
         self._analyzed = dict(session.clock.seconds)
         # An analysis that nobody closes and nobody uses any more gives its workdir back too.
@@ -138,13 +136,18 @@ class Analysis:
             if options.refine == "distill" and self._options.refine != options.refine:
                 self._check_distillable()
             result = self._applied_plan(plan, options)
+            distills = options.refine == "distill"
+            if not distills:
+                result = self._checked(result, self._prepared.original, result.model)
             if kind_of(self._model) is not None:
                 seen_as_detector(result.model)
             result.model.to(device_of(self._model))
             if self._last:
                 self._session.travel.end()
-            if options.refine == "distill":
+            if distills:
                 result = self._distilled(result, options)
+                both = (copied(one).to(self._session.device) for one in (self._model, result.model))
+                result = self._checked(result, *both)
             self._session.finish()
             self._session.clock.seconds = dict(self._analyzed)  # those so far belong to this result
         return result
@@ -249,7 +252,7 @@ class Analysis:
             macs_after=prepared.survey.macs - saved,
             parameters_before=_parameters(prepared.original),
             parameters_after=_parameters(streams.accelerated),
-            images=streams.images,
+            images=streams.images + sum(team.all_gather(self._given.checked)),
             changes=[layer.change for layer in layers.values()],
             options=options,
             source=identify(prepared.original),
@@ -293,13 +296,20 @@ class Analysis:
                 result,
                 self._model,
                 joined(self._streams.batches, session.memory()),
-                self._judges,
+                self._given.judges,
                 steps=options.steps,
                 seed=options.seed,
                 device=session.device,
                 workdir=None if session.work is None else session.work.distilling,
                 progress=session.progress,
             )
+
+    def _checked(self, result: Accelerated, original: nn.Module, accelerated: nn.Module) -> Accelerated:
+        """``result`` with what both networks, on the device, do on the images held out."""
+        from leanconv.pipeline.check import check
+
+        with self._session.clock.stage("checking"):
+            return replace(result, check=check(original, accelerated, self._given.held_out, self._streams))
 
 
 def _asked(options: Options, **given: Any) -> Options:
@@ -322,27 +332,20 @@ def analyze_model(
 
 def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session: Session, *, last: bool) -> Analysis:
     with session.clock.stage("preparing"):
-        given, prepared = _looked_at(model, images, options, session)
+        given, prepared = looked_at(model, images, options, session)
         if isinstance(options.ranks, Mapping):  # refused before long work
             geometries = {name: site.geometry for name, site in prepared.sites.items()}
             by_hand(options.ranks, geometries, prepared.skipped, options.forms)
             prepared.keep_only(options.ranks)
-        batches, judges = given, None
-        if options.refine == "distill":
-            from leanconv.train.distill import are_few, put_aside
-
-            if are_few(given.images):
-                batches, judges = put_aside(given, options.seed)
-        session.check_alike(model, batches, options)
+        session.check_alike(model, given.fitted.images + given.put_aside, options)
     if session.keeps_state:
         with session.clock.stage("opening the workdir"):
-            session.open_workdir(model, given, batches, options)
+            session.open_workdir(model, given.fitted, given.put_aside, options)
             if last:
                 session.begin(options)
-    del given  # with few images to distil from, others than those that are left
     streams = Streams(
         original=prepared.original,
-        batches=batches,
+        batches=given.fitted,
         seed=options.seed,
         samples=options.most_samples,
         memory=session.memory(),
@@ -362,38 +365,12 @@ def _analyzed(model: nn.Module, images: Iterable[Any], options: Options, session
             known = session.notes.read("spectra")
             if spectra.measure(known, stage.advance):
                 session.notes.write("spectra", known)
-    return Analysis(session, model, prepared, streams, spectra, options, judges, last=last)
-
-
-def _looked_at(model: nn.Module, images: Iterable[Any], options: Options, session: Session) -> tuple[Batches, Prepared]:
-    """The images as the network gets them, perhaps already on their way to a GPU, and what can be replaced."""
-    rank, world = session.team.rank, session.team.world
-    distills = options.refine == "distill"
-    if distills:
-        from leanconv.train.distill import are_few, check_distillable, check_examples
-
-        check_distillable(model, world)
-    if kind_of(model) is None:
-        batches = take(images, rank=rank, world=world)
-        if not (distills and are_few(batches.images)):  # some of these will not take part
-            share = min(session.share, device_share(session.device, None))
-            session.travel.send(batches, int(SHARE * share))
-        prepared = prepare(model, batches.sample(), options, session.device)
-        if distills:
-            check_examples(prepared.original, prepared.sites, batches)
-        return batches, prepared
-    check_images(images)
-    detector = copied(model).eval().to(session.device)
-    seen = Detections(detector, images, session.device)
-    batches = take(seen, rank=rank, world=world)
-    real = seen.real(options.layers)
-    seen_as_tensors(detector)
-    return batches, prepare(detector, batches.sample(), options, session.device, real)
+    return Analysis(session, model, prepared, streams, spectra, options, given, last=last)
 
 
 def reachable_speedup(model: nn.Module, images: Iterable[Any], options: Options, session: Session) -> float:
     with session.guarded():
-        return _looked_at(model, images, options, session)[1].reachable()
+        return looked_at(model, images, options, session)[1].reachable()
 
 
 def _parameters(model: nn.Module) -> int:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanconv.calibrate.batches import Batches
+from leanconv.calibrate.batches import Batch, Batches
 from leanconv.calibrate.memory import Memory, device_share
 from leanconv.calibrate.prefetch import travelling
 from leanconv.calibrate.processes import Processes
 from leanconv.config import Options
 from leanconv.network.user_model import check_model, device_of, parse_device
 from leanconv.progress import reporter
-from leanconv.storage.workdir import Workdir, digest_of_images, digest_of_model
+from leanconv.storage.workdir import Workdir, digest_of_batch, digest_of_model
 from leanconv.system.process_memory import heap_at_hand, quiet_collector
 from leanconv.system.random_state import untouched_rng
 from leanconv.system.stage_clock import Clock
@@ -69,6 +69,7 @@ class Session:
         self.keeps_state = workdir is not None
         self.work: Workdir | None = None  # of the main process; the others keep nothing
         self.notes = Notebook(self)
+        self._digests: list[tuple[int, str]] = []  # of the images, as they were given
         self._workdir = workdir
         self._stack = ExitStack()
         self.travel = self._stack.enter_context(travelling(self.device))
@@ -98,20 +99,27 @@ class Session:
         folder = None if self.work is None else self.work.folder
         return Memory(self.device, self._limit, folder, self.share if self.travel.bytes else None)
 
-    def check_alike(self, model: nn.Module, batches: Batches, options: Options) -> None:
+    def check_alike(self, model: nn.Module, images: int, options: Options) -> None:
         """Refuse to go on where the processes were given different things."""
         self.team.check_equal("arguments", [options.to_json(), not self.keeps_state])
-        self.team.check_equal("images", batches.images)
+        self.team.check_equal("images", images)
         if self.team.world > 1:
             self.team.check_equal("weights", digest_of_model(model))
 
-    def open_workdir(self, model: nn.Module, given: Batches, fitted: Batches, options: Options) -> None:
-        """Check the arguments against what the workdir holds. ``fitted``: what is left of the images ``given``."""
-        shares = self.team.all_gather(digest_of_images(given))
+    def watch(self, batch: Batch) -> None:
+        """As it was read."""
+        if self.keeps_state:
+            self._digests.append(digest_of_batch(batch))
+
+    def open_workdir(self, model: nn.Module, batches: Batches, put_aside: int, options: Options) -> None:
+        """Check the arguments against what the workdir holds. ``put_aside``: images that ``batches`` leave out."""
+        for _ in batches:  # read and watched to the last
+            pass
+        shares = self.team.all_gather(self._digests)
         if self.work is not None:
             images = hashlib.sha256(repr(sorted(item for share in shares for item in share)).encode()).hexdigest()
             facts = {"model": digest_of_model(model), "images": images, "device": self.device.type}
-            self.work.begin({**facts, "all images": fitted is given}, options)
+            self.work.begin({**facts, "put aside": put_aside}, options)
         if self.threads.free:  # one number from here on, that of an earlier process: others round otherwise
             known = None if self.work is None else self.work.threads
             self.threads.keep(self.team.broadcast(known or self.threads.count))

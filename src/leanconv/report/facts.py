@@ -13,6 +13,7 @@ from leanconv.forms.replace import Change
 from leanconv.ranks import KeptSpectra
 from leanconv.report.measured import Accuracy, Timed, Times, accuracy_of, times_of
 from leanconv.report.repeat import UNKNOWN, at_another_speedup, original_of, original_options, repeat
+from leanconv.result import HeldOut
 from leanconv.storage.folder import DESCRIPTION, read_description, read_spectra
 from leanconv.storage.records import read_record
 
@@ -77,6 +78,7 @@ class Facts:
     times: Times | None
     accuracy: Accuracy | None
     spectra: KeptSpectra | None
+    check: HeldOut | None = None  # without labels, of the network as it was made
 
     @property
     def speedup(self) -> float:
@@ -143,6 +145,7 @@ def facts_of(folder: Path) -> Facts:
             times=None if bench is None else times_of(bench, folder),
             accuracy=None if evaluation is None else accuracy_of(evaluation, folder),
             spectra=spectra,
+            check=None if data.get("check") is None else HeldOut.from_json(data["check"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise LeanconvError(

@@ -28,7 +28,7 @@ from leanconv.forms.replace import Change, replace
 from leanconv.network.source import Source, build
 from leanconv.network.user_model import copied
 from leanconv.ranks import KeptSpectra
-from leanconv.result import PLAIN, Accelerated, LayerReport
+from leanconv.result import PLAIN, Accelerated, HeldOut, LayerReport
 from leanconv.runtimes.target import Measured
 from leanconv.system.atomic_files import (
     cannot_write,
@@ -138,6 +138,7 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
         layers = [LayerReport(**{**layer, "ranks": tuple(layer["ranks"])}) for layer in data["layers"]]
         facts: dict[str, Any] = {key: data.get(key) if key in LATER else data[key] for key in PLAIN}
         timing = None if data.get("timing") is None else Measured.from_json(data["timing"])
+        check = None if data.get("check") is None else HeldOut.from_json(data["check"])
         spectra = read_spectra(folder, data)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         if isinstance(error, LeanconvError):
@@ -159,6 +160,7 @@ def load_result(folder: str | Path, model: nn.Module | None = None) -> Accelerat
         source=source,
         spectra=spectra,
         timing=timing,
+        check=check,
     )
 
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from leanconv import __version__
-from leanconv.calibrate.batches import Batches
+from leanconv.calibrate.batches import Batch
 from leanconv.config import Options
 from leanconv.errors import LeanconvError
 from leanconv.forms.fit import Fit, Outcome
@@ -57,7 +57,7 @@ OWN = (STATE, SAMPLES, SPECTRA, SENSITIVITY, PLAN, *(f"{name}{OLD}" for name in 
 NOTES = {"spectra": (SPECTRA, "spectra"), "sensitivity": (SENSITIVITY, "layers"), "plan": (PLAN, "plan")}
 
 # Arguments the statistics depend on.
-BASIS = ("model", "images", "all images", "device", "samples", "seed", "leanconv", "torch")
+BASIS = ("model", "images", "put aside", "device", "samples", "seed", "leanconv", "torch")
 
 
 class Workdir:
@@ -89,15 +89,17 @@ class Workdir:
         basis = {key: facts[key] for key in BASIS}
         known = self._load(STATE)
         if known is not None:
-            known["basis"] = {"all images": True, **known["basis"]}  # of a folder from before any were put aside
-            same_images = {**basis, "all images": known["basis"]["all images"]}
+            known["basis"] = {"put aside": 0, **known["basis"]}  # of a folder from before any were put aside
+            if not known["basis"].pop("all images", True):  # of one from before their number was kept
+                known["basis"]["put aside"] = None
+            same_images = {**basis, "put aside": known["basis"]["put aside"]}
             self._compare(same_images, known["basis"], "statistics of a run")
-            if basis != known["basis"]:  # distilled from few images, or not: nothing that was measured serves both
+            if basis != known["basis"]:  # fitted to another part: nothing that was measured serves both
                 if not known["finished"]:
                     self._compare(self._arguments(options)[0], self._completed(known)["run"], "an unfinished run")
                 log.warning(
-                    "workdir=%r holds what was measured on another part of these images than refine=%r fits so few of "
-                    "them with: it is measured anew, in place of that. A folder for each would keep both.",
+                    "workdir=%r holds what was measured on another part of these images than refine=%r is fitted to: "
+                    "it is measured anew, in place of that. A folder for each would keep both.",
                     str(self.folder),
                     options.refine,
                 )
@@ -293,16 +295,13 @@ def digest_of_model(model: nn.Module) -> str:
     return total.hexdigest()
 
 
-def digest_of_images(batches: Batches) -> list[tuple[int, str]]:
-    """The hash of each batch, with the index of its first image."""
-    found = []
-    for batch in batches:
-        total = hashlib.sha256()
-        for tensor in tensors(batch.pieces):
-            total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-            _add(total, tensor)
-        found.append((batch.first, total.hexdigest()))
-    return found
+def digest_of_batch(batch: Batch) -> tuple[int, str]:
+    """The hash of a batch, behind the index of its first image."""
+    total = hashlib.sha256()
+    for tensor in tensors(batch.pieces):
+        total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        _add(total, tensor)
+    return batch.first, total.hexdigest()
 
 
 def _add(total: Any, tensor: Tensor) -> None:

@@ -94,25 +94,16 @@ def check_examples(original: nn.Module, layers: Iterable[str], batches: Batches)
 
 
 def are_few(images: int) -> bool:
-    """Whether the images that training is judged by are put aside before the layers are fitted."""
+    """Whether the images that training is judged by are put aside before the layers are fitted. ``images``: all that
+    were given."""
     return images < FEW
 
 
 def put_aside(batches: Batches, seed: int) -> tuple[Batches, Tensor]:
-    """The images that the layers are fitted to, and a tenth of all images, to judge the training by."""
-    pieces = [piece.detach() for piece in _pieces(batches)]
-    lengths = [len(piece) for piece in pieces]
-    count = sum(lengths)
-    judging = torch.zeros(count, dtype=torch.bool)
-    judging[torch.randperm(count, generator=torch.Generator().manual_seed(seed))[: round(HOLDOUT * count)]] = True
-    fitted, judges = [], []
-    for piece, mask in zip(pieces, judging.split(lengths), strict=True):
-        mask = mask.to(piece.device)
-        judges.append(piece[mask].to(pieces[0].device))
-        rest = piece[~mask]
-        if len(rest):
-            fitted.append(rest)
-    return take(fitted), torch.cat(judges)
+    """The images that the layers are fitted to, and a tenth of ``batches``, to judge the training by."""
+    fitted = take(iter(_pieces(batches)))
+    fitted.put_aside(round(HOLDOUT * fitted.images), seed)
+    return fitted, torch.cat([piece.to(fitted.aside[0].device) for piece in fitted.aside])
 
 
 def joined(batches: Batches, memory: Memory) -> Tensor:

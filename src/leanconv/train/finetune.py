@@ -144,7 +144,9 @@ def finetune(
             history = Loop(trained, goal, split, config, device, team, stage, checkpoint).run()
     _restore_form(trained, model)
     summary = {"history": history.to_json(), "settings": asdict(config), "distilled": original is not None}
-    result = replace(network, model=trained, training=summary) if isinstance(network, Accelerated) else None
+    result = None
+    if isinstance(network, Accelerated):  # what was checked is the network before
+        result = replace(network, model=trained, training=summary, check=None)
     return FineTuned(trained, history, result)
 
 
