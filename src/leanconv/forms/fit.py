@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -21,6 +21,7 @@ from leanconv.solve import (
     Enough,
     Gap,
     LowRank,
+    Metric,
     Parts,
     Regression,
     ResponseSpace,
@@ -67,11 +68,12 @@ def fit_layer(
     inputs: Responses,
     solver: Literal["linear", "nonlinear"],
     holdout: Parts | None = None,
+    metric: Sequence[Metric | None] = (),
 ) -> Fit:
     """``target``: responses of the original. ``inputs``: what ``probe`` gives at the same positions, to fit them from;
     the same object in the symmetric case. ``holdout``: samples to fit to and to judge the fit by, for one that does
     best on images it has not seen; None for the paper's, which does best on its samples. The groups of a grouped
-    convolution are layers of their own side by side, of one rank.
+    convolution are layers of their own side by side, of one rank; ``metric`` has one for each.
 
     Where the filters are split, Q^T goes into the second half. Where that half is free it is regressed on what it sees,
     in place of mixtures Q^T H of the old filters: with ``inputs`` x (n x (r k)), r(t) by r(s^ + P Q^T x + b).
@@ -83,7 +85,7 @@ def fit_layer(
     for number in range(groups):
         wanted, seen, space = _group(probe, target, inputs, number)
         r = site_activation(site, wanted.y, number, groups) if _through(site, solver) else None
-        low_rank, gap = _solve(wanted, seen, rank, r, space, holdout)
+        low_rank, gap = _solve(wanted, seen, rank, r, space, holdout, metric[number] if metric else None)
         gaps.append(gap)
         p.append(low_rank.p)
         maps.append(low_rank)
@@ -199,6 +201,7 @@ def _solve(
     r: Activation | None,
     space: ResponseSpace,
     parts: Parts | None,
+    metric: Metric | None,
 ) -> tuple[LowRank, Gap | None]:
     """Through ``r``, or linearly, and what samples held out say about their number. Responses with the shortcut added
     are fitted: r(s + y) by r(s^ + M y^ + b), s and s^ zero without one."""
@@ -214,6 +217,7 @@ def _solve(
             symmetric=inputs is target,
             addend=inputs.addend,
             space=space,
+            metric=metric,
         )
         return fitted.map, fitted.gap
     if r is not None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from leanconv.calibrate.gradients import Gradients
 from leanconv.calibrate.streams import Streams
 from leanconv.config import Options
 from leanconv.errors import LeanconvError
@@ -37,6 +39,7 @@ from leanconv.pipeline.solve_layers import LayerState, Run, solve_layers, split_
 from leanconv.ranks import Candidate, Pairs, active, by_hand
 from leanconv.ranks.manual import checked
 from leanconv.ranks.selector import RankSelector, Request
+from leanconv.ranks.sensitivity.measure import measure_gradients
 from leanconv.ranks.spectra import Spectra
 from leanconv.result import Accelerated
 from leanconv.system.text_table import table
@@ -65,6 +68,7 @@ class Analysis:
         self._session, self._model, self._prepared = session, model, prepared
         self._streams, self._spectra, self._options, self._given = streams, spectra, options, given
         self._last, self._applied = last, False
+        self._measured: Mapping[str, Gradients] | LeanconvError | None = None
         self._analyzed = dict(session.clock.seconds)
         # An analysis that nobody closes and nobody uses any more gives its workdir back too.
         weakref.finalize(self, session.close)
@@ -185,10 +189,30 @@ class Analysis:
                 refits=options.asymmetric,
                 arguments=options.to_json(),
                 notes=self._session.notes,
+                gradients=self._gradients,
                 changes=lambda choices: self._changes(choices, pairs),
             )
             chosen = selector.choose(request)
         return self._as_plan(*streams.team.broadcast(chosen), options, selector)
+
+    def _gradients(self) -> Mapping[str, Gradients]:
+        """Measured once, on images of the main process. LeanconvError where the output has none."""
+        if self._measured is None:
+            try:
+                self._measured = measure_gradients(self._streams, self._spectra)
+            except LeanconvError as error:
+                self._measured = error
+        if isinstance(self._measured, LeanconvError):
+            raise self._measured
+        return self._measured
+
+    def _metrics(self, options: Options) -> Mapping[str, Gradients]:
+        """For the fit; none where there are no gradients, and none for the paper's."""
+        if not (options.closed_form and options.forms.fitted and self._streams.team.is_main):
+            return {}
+        with suppress(LeanconvError):
+            return self._gradients()
+        return {}
 
     def _changes(self, choices: Choices, pairs: Pairs) -> list[Change]:
         """The changes of all layers, with those that only take in a factor."""
@@ -212,6 +236,7 @@ class Analysis:
         layers = {
             name: self._state(name, choices, macs) for name in prepared.sites if name in choices or name in takers
         }
+        gradients = self._metrics(options)  # while all responses are there
         skipped = self._left_whole(layers, by_hand=isinstance(options.ranks, Mapping))
         energies = team.broadcast({name: spectra.candidates[name].energy(choice) for name, choice in choices.items()})
         for name, energy in energies.items():
@@ -220,6 +245,7 @@ class Analysis:
             streams=streams,
             targets=spectra.targets,
             dense=spectra.dense,
+            gradients=gradients,
             options=options,
             session=self._session,
             keep_targets=not self._last,

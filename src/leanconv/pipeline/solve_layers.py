@@ -7,8 +7,10 @@ what it responds in the network whose layers before it are replaced already.
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
+from leanconv.calibrate.gradients import Gradients
 from leanconv.calibrate.probes import PatchProbe, Probe, Responses
 from leanconv.calibrate.samples import Samples
 from leanconv.calibrate.streams import Streams, collected, drawn
@@ -23,7 +25,7 @@ from leanconv.network.sites import Site
 from leanconv.pipeline.session import Session
 from leanconv.progress import Solved
 from leanconv.result import LayerReport
-from leanconv.solve import Moments, Parts, TwoStep, parted, thinned
+from leanconv.solve import Metric, Moments, Parts, TwoStep, parted, thinned
 from leanconv.system.process_memory import give_back
 
 # Patches a layer, of so many images, that splits are improved by: 4 bytes x ROWS x c k k, 151 MB for c = 512, k = 3.
@@ -89,6 +91,7 @@ class Run:
     streams: Streams
     targets: Samples  # the original's responses
     dense: dict[str, Probe]  # of all sites, those that stay as they are too
+    gradients: Mapping[str, Gradients]  # of the output at the layers; none for a fit that does not ask what matters
     options: Options
     session: Session
     keep_targets: bool  # for another plan
@@ -232,7 +235,9 @@ def _fit(run: Run, layer: LayerState, target: Responses, inputs: Responses) -> F
             holdout = holdout.at(kept, rows)
     # Which rows an image has must be known for sure: else they depend on how the images were cut into batches.
     used = holdout if options.closed_form and alike else None
-    fit = fit_layer(probe, choice, target=target, inputs=inputs, solver=options.solver, holdout=used)
+    felt = run.gradients.get(layer.name)
+    metric = [] if felt is None or used is None else [Metric.of(gram) for gram in felt.metric]
+    fit = fit_layer(probe, choice, target=target, inputs=inputs, solver=options.solver, holdout=used, metric=metric)
     # Who has chosen the number has looked at several: that counts for more than an extrapolation from one.
     return fit if enough is None else Fit(fit.factors, replace(fit.outcome, enough=enough, needed=None))
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from leanconv.calibrate.gradients import Gradients
 from leanconv.calibrate.streams import Streams
 from leanconv.errors import LeanconvError, listing
 from leanconv.forms import Choices, Scheme
@@ -47,6 +48,7 @@ class Request:
     refits: bool  # whether layers will be fitted to the inputs they will have
     arguments: dict[str, Any]  # all of the run: a choice that differs from time to time is kept with these
     notes: Notes
+    gradients: Callable[[], Mapping[str, Gradients]]  # of the output at every layer; LeanconvError where there are none
     changes: Callable[[Choices], list[Change]]  # what choices do to the layers, those that only take in a factor too
 
     @property
@@ -134,6 +136,7 @@ class SelectorOfUser(Energy):
 
 # A selector by its name: module and class, imported when it is asked for.
 SELECTORS = {
+    "auto": "leanconv.ranks.sensitivity.selector:Auto",
     "uniform": "leanconv.ranks.selector:Uniform",
     "energy": "leanconv.ranks.selector:Energy",
     "sensitivity": "leanconv.ranks.sensitivity.selector:Sensitivity",

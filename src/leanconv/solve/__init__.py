@@ -6,10 +6,11 @@ inverse or an eigenproblem are accumulated in float64; results come back in the 
 
 from leanconv.solve.activations import Activation, activation
 from leanconv.solve.holdout import Parts, parted
+from leanconv.solve.metric import Metric
 from leanconv.solve.moments import Moments
 from leanconv.solve.nonlinear import nonlinear
 from leanconv.solve.nonlinear_holdout import unseen
-from leanconv.solve.reduced_rank import LowRank, pca, reduced_rank, spectrum
+from leanconv.solve.reduced_rank import LowRank, components, pca, reduced_rank, spectrum
 from leanconv.solve.response_space import ResponseSpace
 from leanconv.solve.sample_size import Enough, Gap, Regression, enough, thinned
 from leanconv.solve.spatial_als import swept
@@ -21,6 +22,7 @@ __all__ = [
     "FilterBasis",
     "Gap",
     "LowRank",
+    "Metric",
     "Moments",
     "Parts",
     "Regression",
@@ -28,6 +30,7 @@ __all__ = [
     "SpatialFactors",
     "TwoStep",
     "activation",
+    "components",
     "enough",
     "nonlinear",
     "parted",

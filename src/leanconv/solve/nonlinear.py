@@ -132,7 +132,7 @@ class Descent:
         self.regressor = regressor
         self.current = linear(self._sums, self._rank, regressor, self._y.dtype)
         self.iterations = 0
-        self._u = self.current.p.to(torch.float64)
+        self._u = regressor.directions(self.current)
         self._before: tuple[Tensor, Tensor] | None = None  # the sums of the sweep before
 
     def sweep(self, weight: float, *, measure: bool) -> Tensor:

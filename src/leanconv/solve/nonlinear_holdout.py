@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leanconv.solve.activations import Activation
 from leanconv.solve.holdout import Parts
+from leanconv.solve.metric import Metric
 from leanconv.solve.moments import Sums
 from leanconv.solve.nonlinear import Descent, Number, squared_error
 from leanconv.solve.reduced_rank import LowRank, Regressor, linear
@@ -56,6 +57,7 @@ def unseen(
     symmetric: bool = False,
     addend: Tensor | None = None,
     space: ResponseSpace | None = None,
+    metric: Metric | None = None,
 ) -> UnseenFit:
     """``nonlinear``, or ``reduced_rank`` where ``activation`` is None, that does not fit the noise of its samples.
 
@@ -63,7 +65,8 @@ def unseen(
     solver that continues until it matches the samples gets worse on other images. ``parts``: rows to fit to, and all
     other rows, of other images. The latter choose when to stop and the weight of pseudo-samples whose response is their
     target (a ridge towards the unchanged layer). With both chosen, the result is fitted to all rows. ``symmetric``: the
-    target is ``y`` plus the addend; a linear fit then has nothing to correct and cannot choose a ridge.
+    target is ``y`` plus the addend; a linear fit then has nothing to correct and cannot choose a ridge. ``metric``: in
+    which directions are kept.
 
     Cost: two ``nonlinear`` of as many iterations, up to three times ``HEAT`` more, a few O(m^3), and for the gap one
     measurement on the held-out rows.
@@ -86,11 +89,11 @@ def unseen(
     everything = seen.joined(judging)
 
     if activation is None:
-        whole = Regressor.with_moments(everything.moments, x, replace(space, share=share))
+        whole = Regressor.with_moments(everything.moments, x, replace(space, share=share), metric)
         return UnseenFit(whole.on_responses(linear(everything, rank, whole, y.dtype)), 0, share, ())
 
     moments = seen.moments
-    plain = Regressor.with_moments(moments, x[few], space)
+    plain = Regressor.with_moments(moments, x[few], space, metric)
     few_addend, held_addend = (None, None) if addend is None else (addend[few], addend[held])
     activated = activation(target[held])
 
@@ -109,7 +112,7 @@ def unseen(
     errors, best_share = best.errors, best.share
     iterations = min(range(len(errors)), key=errors.__getitem__)
     del best  # its tensors make room for those of all rows
-    whole = Regressor.with_moments(everything.moments, x, replace(space, share=best_share))
+    whole = Regressor.with_moments(everything.moments, x, replace(space, share=best_share), metric)
     final = Descent(target, y, rank, activation, whole, everything, addend=addend, quick=True)
     for step in range(iterations):
         final.sweep(WEIGHT, measure=False)

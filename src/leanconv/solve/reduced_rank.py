@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from leanconv.solve.metric import Metric
 from leanconv.solve.moments import Moments, Sums, roots
 from leanconv.solve.response_space import ResponseSpace
 
@@ -47,6 +48,8 @@ class Regressor:
 
     A ``space``'s share of pseudo-samples is a ridge: it is only in the inverse, and so in M^. The responses without it
     decide which directions are kept, A = M^ (Y Y^T)^(1/2).
+
+    With a ``metric`` T, A is T M^ (Y Y^T)^(1/2), and U are its leading eigenvectors.
     """
 
     coordinates: Tensor  # x: n x m, in the dtype of the samples; y itself without a basis
@@ -56,13 +59,14 @@ class Regressor:
     inverse: Tensor  # (X X^T)^-1, with the ridge, m x m
     whitener: Tensor  # the inverse times (X X^T)^(1/2)
     space: ResponseSpace
+    metric: Metric | None = None
 
     @classmethod
-    def with_moments(cls, moments: Moments, x: Tensor, space: ResponseSpace) -> Regressor:
+    def with_moments(cls, moments: Moments, x: Tensor, space: ResponseSpace, metric: Metric | None = None) -> Regressor:
         """``moments``: of the coordinates ``x``, or of those of them to fit to."""
         half, inverse_root = roots(moments.regular(space.prior), moments.noise(x.dtype))
         root = half if space.basis is None else space.basis @ half
-        plain = cls(x, moments.mean, half, root, inverse_root @ inverse_root, inverse_root, space)
+        plain = cls(x, moments.mean, half, root, inverse_root @ inverse_root, inverse_root, space, metric)
         return plain.ridged(moments, space.share)
 
     def ridged(self, moments: Moments, share: float) -> Regressor:
@@ -76,14 +80,22 @@ class Regressor:
     def whitened(self, difference_by_x: Tensor) -> Tensor:
         """A (d x m) from the centred sum (z - y) x^T (d x m)."""
         a: Tensor = self.root + difference_by_x @ self.whitener
-        return a
+        return a if self.metric is None else self.metric.root @ a
 
     def solution(self, u: Tensor, difference_by_x: Tensor, z_mean: Tensor, dtype: torch.dtype) -> LowRank:
-        """P = U, Q = M^^T U, b = mean z - M mean: a map of the coordinates x."""
+        """P = T^-1 U, Q = M^^T T^T U, b = mean z - M mean: a map of the coordinates x. T is the metric's, or 1."""
+        p = u
+        if self.metric is not None:
+            p, u = self.metric.behind(u), self.metric.before(u)
         direct = u if self.space.basis is None else self.space.basis.T @ u
         q = direct + self.inverse @ (difference_by_x.T @ u)
-        b = z_mean - u @ (q.T @ self.mean)
-        return LowRank(u.to(dtype), q.to(dtype), b.to(dtype))
+        b = z_mean - p @ (q.T @ self.mean)
+        return LowRank(p.to(dtype), q.to(dtype), b.to(dtype))
+
+    def directions(self, fitted: LowRank) -> Tensor:
+        """U of a ``solution``, float64."""
+        p = fitted.p.to(torch.float64)
+        return p if self.metric is None else self.metric.root @ p
 
     def on_responses(self, fitted: LowRank) -> LowRank:
         """The same map of the responses y: Q^T x = (B Q)^T y. A map of a space's inputs stays as it is."""
@@ -138,10 +150,16 @@ def pca(y: Tensor, rank: int, *, space: ResponseSpace | None = None) -> LowRank:
     The squared error equals the sum of the eigenvalues left out, times n. ``space`` orders
     directions the samples do not.
     """
-    space = space or ResponseSpace.anywhere(y)
-    u = torch.linalg.eigh(Moments.of(space.coordinates(y)).regular(space.prior)).eigenvectors.flip(1)[:, :rank]
-    if space.basis is not None:
-        u = space.basis @ u
+    u = components(y, space=space)[1][:, :rank]
     mean = y.mean(0, dtype=torch.float64)
     b = mean - u @ (u.T @ mean)
     return LowRank(u.to(y.dtype), u.to(y.dtype), b.to(y.dtype))
+
+
+def components(y: Tensor, *, space: ResponseSpace | None = None, quick: bool = False) -> tuple[Tensor, Tensor]:
+    """The eigenvalues of the scatter of ``y`` (n x d), falling, and their eigenvectors (columns), float64. ``quick``:
+    see ``Products``."""
+    space = space or ResponseSpace.anywhere(y)
+    values, u = torch.linalg.eigh(Moments.of(space.coordinates(y), quick=quick).regular(space.prior))
+    u = u.flip(1)
+    return values.flip(0), u if space.basis is None else space.basis @ u

@@ -2,107 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from leanconv.calibrate.gradients import Gradients
 from leanconv.calibrate.streams import drawn
-from leanconv.errors import LeanconvError
-from leanconv.forms import CHANNEL, RESPONSES, Axis, Choice, Choices, Form, Scheme
-from leanconv.forms.fit import split_factors
-from leanconv.forms.replace import Change, change_of
-from leanconv.network.layers.modules import Factors
+from leanconv.errors import LeanconvError, warn
+from leanconv.forms import Axis, Choices, Form, Scheme
 from leanconv.ranks.candidates import Candidate
 from leanconv.ranks.merging import Pairs
 from leanconv.ranks.selector import Energy, RankSelector, Request
-from leanconv.ranks.sensitivity.measure import Listener, Projected, split_losses, split_probe
-from leanconv.ranks.sensitivity.merit import LayerSensitivity, Points, least_change
-from leanconv.ranks.spectra import Spectra
+from leanconv.ranks.sensitivity.measure import split_losses
+from leanconv.ranks.sensitivity.merit import LayerSensitivity, least_change
 
-# Images that outputs are compared on. Every measurement runs them once: VGG-16's twelve layers at three losses take 576
-# images. FITTED: images that show what spatial splits lose, in two passes.
-IMAGES, FITTED = 16, 128
-# Shares of a layer's response energy that are removed. The smallest hardly changes the output of one layer alone; once
-# all layers lose some, the output changes as much as the larger ones show.
-LOSSES = (0.3, 0.1, 0.03)
+# Images that show what spatial splits lose, in two passes.
+FITTED = 128
 # Shares of a layer's cost at which its splits are looked at.
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
 
 @dataclass(frozen=True)
 class Sensitivity(Energy):
-    """Measures what approximating every layer alone does to the output, and chooses the forms and ranks that together
-    change it least."""
+    """Measures how far the output moves by errors of every layer, and chooses the forms and ranks that together move it
+    least."""
 
     name = "sensitivity"
 
     def prepared(self, model: nn.Module, sample: Any, *, comparable: bool) -> RankSelector:
         if not comparable:
             raise LeanconvError(
-                "ranks='sensitivity' compares outputs, and this network returns no floating-point tensors; use "
+                f"ranks={self.name!r} compares outputs, and this network returns no floating-point tensors; use "
                 "ranks='energy'."
             )
         return self
 
     def choose(self, request: Request) -> tuple[Choices, Pairs]:
+        try:
+            gradients = request.gradients()
+        except LeanconvError as error:
+            raise LeanconvError(f"ranks={self.name!r} needs gradients, and {error}; use ranks='energy'.") from error
         with request.streams.clock.stage("measuring layers"):
-            measured = measure_sensitivity(request)
+            measured = measure_sensitivity(request, gradients)
         return request.search("forms", least_change(measured, refits=request.refits and request.scheme.fitted))
 
 
-def measure_sensitivity(request: Request) -> dict[str, LayerSensitivity]:
-    """Measure every candidate. What the notes know already is not measured again."""
+@dataclass(frozen=True)
+class Auto(Sensitivity):
+    """The best there is at a price nobody notices: by sensitivity where layers are fitted, and their output can be
+    differentiated, else by energy."""
+
+    name = "auto"
+
+    def prepared(self, model: nn.Module, sample: Any, *, comparable: bool) -> RankSelector:
+        return self
+
+    def choose(self, request: Request) -> tuple[Choices, Pairs]:
+        if not (request.refits and request.scheme.fitted):
+            return request.search("greedy")
+        try:
+            return super().choose(request)
+        except LeanconvError as error:
+            if not isinstance(error.__cause__, LeanconvError):
+                raise
+            warn(f"ranks are chosen by energy, as gradients are not to be had: {error.__cause__}.")
+            return request.search("greedy")
+
+
+def measure_sensitivity(request: Request, gradients: Mapping[str, Gradients]) -> dict[str, LayerSensitivity]:
+    """Of every candidate. What the notes know of splits already is not measured again."""
     streams, spectra, scheme = request.streams, request.spectra, request.scheme
     candidates = spectra.candidates
-    # Along which axis the output is measured, and which splits: a scheme that does not cut responses has splits only,
-    # and nothing corrects them.
     splits = [axis for axis in scheme.axes if axis.basis is not None]
-    shown = RESPONSES if scheme.fitted else splits[0]
+    # Nothing corrects the splits of a scheme that is not fitted.
     key = {axis: f"{axis.name} splits{'' if scheme.fitted else ' as they are'}" for axis in splits}
     known = request.notes.read("sensitivity")
-    ranks = {
-        name: _by_loss(one) if scheme.fitted else _by_share(one, scheme, shown) for name, one in candidates.items()
-    }
-    losing = {name: some for name, some in ranks.items() if shown.name not in known.setdefault(name, {})}
     split = {
-        axis: {name: _by_share(one, scheme, axis) for name, one in candidates.items() if key[axis] not in known[name]}
+        axis: {
+            name: _by_share(one, scheme, axis)
+            for name, one in candidates.items()
+            if key[axis] not in known.setdefault(name, {})
+        }
         for axis in splits
     }
-    steps = sum(map(len, [*losing.values(), *(some for layers in split.values() for some in layers.values())]))
-    with streams.reporter.stage("measuring layers", steps) as stage:
+    steps = sum(map(len, (some for layers in split.values() for some in layers.values())))
+    with streams.reporter.stage("measuring splits", steps) as stage:
         for axis, layers in split.items():
             if any(layers.values()):
                 images = drawn(streams, FITTED)
                 losses = split_losses(streams, spectra, axis, images, layers, stage.advance, corrected=scheme.fitted)
                 for name, points in losses:
                     known[name][key[axis]] = points
-        if any(losing.values()):
-            listener = Listener(streams.original, drawn(streams, IMAGES), streams.device, streams.seed)
-            for name, some in losing.items():
-                lost, changes = known[name].get(key.get(shown), ()), []
-                for loss, change, factors in _approximations(spectra, scheme, shown, name, some, lost):
-                    changes.append((loss, listener.change(change, factors)))
-                    stage.advance()
-                known[name][shown.name] = tuple(changes)
-    if losing or any(split.values()):
+    if any(split.values()):
         request.notes.write("sensitivity", known)
     return {
         name: LayerSensitivity(
-            output=known[name].get(shown.name, ()), splits={axis: known[name].get(key[axis], ()) for axis in splits}
+            output=gradients[name].changes, splits={axis: known[name].get(key[axis], ()) for axis in splits}
         )
         for name in candidates
     }
-
-
-def _by_loss(one: Candidate) -> list[int]:
-    """The smallest ranks that lose no more than LOSSES; not full rank, which loses nothing."""
-    spectrum = one.spectrum(RESPONSES)
-    assert spectrum is not None
-    kept, full = spectrum.kept, one.geometry.channel_limit
-    found = {next((rank for rank in range(1, full) if 1.0 - kept[rank] <= loss), full) for loss in LOSSES}
-    return sorted(rank for rank in found if rank < full and kept[rank] < 1)
 
 
 def _by_share(one: Candidate, scheme: Scheme, axis: Axis) -> list[int]:
@@ -120,22 +120,3 @@ def _by_share(one: Candidate, scheme: Scheme, axis: Axis) -> list[int]:
 def _split_form(scheme: Scheme, axis: Axis) -> Form:
     """The form with fewest ranks that cuts along ``axis`` first."""
     return next(form for form in scheme.forms if form.axes[0] is axis)
-
-
-def _approximations(
-    spectra: Spectra, scheme: Scheme, axis: Axis, name: str, ranks: list[int], lost: Points
-) -> Iterator[tuple[float, Change, Factors]]:
-    """Energy of responses lost, and the factors: with responses on their leading components, or, in a scheme that is
-    not fitted, splits that have ``lost`` so much."""
-    site = spectra.dense[name].site
-    if not scheme.fitted:
-        form = _split_form(scheme, axis)
-        for rank, (_, loss) in zip(ranks, lost, strict=True):
-            probe = split_probe(spectra, name, axis, rank)
-            yield loss, change_of(site, Choice(form, (rank,))), split_factors(probe)
-        return
-    energies = spectra.candidates[name].spectrum(RESPONSES)
-    assert energies is not None
-    projected = Projected(spectra.dense[name], spectra.targets.get(name).y, max(ranks, default=0))
-    for rank in ranks:
-        yield 1.0 - energies.kept[rank], change_of(site, Choice(CHANNEL, (rank,))), projected.factors(rank)
