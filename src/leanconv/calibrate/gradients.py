@@ -22,7 +22,7 @@ from leanconv.network.function_trace import tensors
 from leanconv.network.layers.kinds import KINDS
 from leanconv.network.recognise import is_norm_with_activation
 from leanconv.network.user_model import copied
-from leanconv.solve import components, thinned
+from leanconv.solve import Metric, components, thinned
 from leanconv.system.precision import multiplies_bfloat16
 from leanconv.system.random_state import untouched_rng
 
@@ -47,6 +47,10 @@ class Gradients:
 
     metric: tuple[Tensor, ...]
     changes: tuple[tuple[float, float], ...]
+
+    def metrics(self) -> list[Metric | None]:
+        """For each group of filters."""
+        return [Metric.of(gram) for gram in self.metric]
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from leanconv.network.layers.geometry import Cost, Geometry
-from leanconv.solve import FilterBasis, Moments, TwoStep
+from leanconv.solve import FilterBasis, Metric, Moments, TwoStep
 
 Ranks = tuple[int, ...]
 
@@ -30,6 +30,8 @@ class Axis:
     limit: Callable[[Geometry], int]  # the largest useful rank
     # Decomposes filters (d x c x kernel); None: the spectrum is that of the responses to the images.
     basis: Callable[[Tensor], FilterBasis] | None = None
+    # The same for what the layer sees: patches (n x (c k)), and a metric of its responses. None: it has no such basis.
+    basis_as_seen: Callable[[Tensor, Tensor, Metric | None], FilterBasis | None] | None = None
 
 
 RESPONSES = Axis("channel", "d'", "responses", lambda g: g.channel_limit)

@@ -11,9 +11,9 @@ from leanconv.errors import whole
 from leanconv.forms.base import Axis, Form, Ranks
 from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.network.layers.modules import one_axis_convolution, pad_module
-from leanconv.solve import Moments, SpatialFactors, TwoStep, spatial_basis, swept
+from leanconv.solve import Moments, SpatialFactors, TwoStep, spatial_basis, spatial_basis_as_seen, swept
 
-FILTERS = Axis("spatial", "d''", "filters", lambda g: g.spatial_limit, spatial_basis)
+FILTERS = Axis("spatial", "d''", "filters", lambda g: g.spatial_limit, spatial_basis, spatial_basis_as_seen)
 
 
 @dataclass(frozen=True)

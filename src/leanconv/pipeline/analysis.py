@@ -80,7 +80,7 @@ class Analysis:
         self.close()
 
     def close(self) -> None:
-        self._spectra.targets.close()
+        self._spectra.close()
         self._session.close()
 
     @property
@@ -187,6 +187,7 @@ class Analysis:
                 speedup=options.speedup,
                 scheme=options.forms,
                 refits=options.asymmetric,
+                sees=options.free_filters,
                 arguments=options.to_json(),
                 notes=self._session.notes,
                 gradients=self._gradients,
@@ -237,6 +238,8 @@ class Analysis:
             name: self._state(name, choices, macs) for name in prepared.sites if name in choices or name in takers
         }
         gradients = self._metrics(options)  # while all responses are there
+        if options.free_filters and team.is_main:
+            spectra.see(streams, gradients)
         skipped = self._left_whole(layers, by_hand=isinstance(options.ranks, Mapping))
         energies = team.broadcast({name: spectra.candidates[name].energy(choice) for name, choice in choices.items()})
         for name, energy in energies.items():
@@ -251,13 +254,16 @@ class Analysis:
             keep_targets=not self._last,
         )
         with streams.clock.stage("solving"):
-            splits = {name: spectra.split_of(name, choice) for name, choice in choices.items()} if team.is_main else {}
+            splits = {}
+            if team.is_main:
+                free = options.free_filters
+                splits = {name: spectra.split_of(name, choice, seen=free) for name, choice in choices.items()}
             split_filters(run, layers, {name: split for name, split in splits.items() if split is not None})
         if team.is_main and options.solver == "nonlinear" and options.forms.fitted:
             warn_of_linear_fits(layer.site for layer in layers.values() if layer.choice is not None)
         solve_layers(run, layers)
         if self._last:
-            spectra.targets.close()
+            spectra.close()
         index = {name: prepared.sites[name].index for name in prepared.sites}
         for giver, taker in sorted(pairs, key=lambda pair: index[pair[0]]):
             one, other = layers[giver], layers[taker]

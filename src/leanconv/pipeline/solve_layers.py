@@ -25,7 +25,7 @@ from leanconv.network.sites import Site
 from leanconv.pipeline.session import Session
 from leanconv.progress import Solved
 from leanconv.result import LayerReport
-from leanconv.solve import Metric, Moments, Parts, TwoStep, parted, thinned
+from leanconv.solve import Moments, Parts, TwoStep, parted, thinned
 from leanconv.system.process_memory import give_back
 
 # Patches a layer, of so many images, that splits are improved by: 4 bytes x ROWS x c k k, 151 MB for c = 512, k = 3.
@@ -236,7 +236,7 @@ def _fit(run: Run, layer: LayerState, target: Responses, inputs: Responses) -> F
     # Which rows an image has must be known for sure: else they depend on how the images were cut into batches.
     used = holdout if options.closed_form and alike else None
     felt = run.gradients.get(layer.name)
-    metric = [] if felt is None or used is None else [Metric.of(gram) for gram in felt.metric]
+    metric = [] if felt is None or used is None else felt.metrics()
     fit = fit_layer(probe, choice, target=target, inputs=inputs, solver=options.solver, holdout=used, metric=metric)
     # Who has chosen the number has looked at several: that counts for more than an extrapolation from one.
     return fit if enough is None else Fit(fit.factors, replace(fit.outcome, enough=enough, needed=None))

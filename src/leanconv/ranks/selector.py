@@ -46,6 +46,7 @@ class Request:
     speedup: float
     scheme: Scheme
     refits: bool  # whether layers will be fitted to the inputs they will have
+    sees: bool  # whether filters will be split for what their layers see
     arguments: dict[str, Any]  # all of the run: a choice that differs from time to time is kept with these
     notes: Notes
     gradients: Callable[[], Mapping[str, Gradients]]  # of the output at every layer; LeanconvError where there are none

@@ -3,14 +3,16 @@ the network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from leanconv.calibrate.probes import Probe, Responses
+from leanconv.calibrate.gradients import Gradients
+from leanconv.calibrate.probes import PatchProbe, Probe, Responses
 from leanconv.calibrate.samples import Samples
+from leanconv.calibrate.streams import Streams, collected, drawn
 from leanconv.errors import LeanconvError
 from leanconv.forms import FORMS, RESPONSES, Axis, Choice, Scheme, as_scheme
 from leanconv.forms.fit import response_spectrum
@@ -19,6 +21,9 @@ from leanconv.network.sites import Survey
 from leanconv.ranks.candidates import Candidate, Energies
 from leanconv.ranks.merging import Pairs, Problem
 from leanconv.solve import FilterBasis, TwoStep
+
+# Images that show what spatial splits lose, and patches of a layer: 151 MB for 512 channels and 3 x 3 filters.
+IMAGES, ROWS = 128, 8192
 
 FORMAT = "leanconv-spectra"
 VERSION = 1
@@ -82,6 +87,8 @@ class Spectra:
     def __init__(self, dense: dict[str, Probe], targets: Samples, scheme: Scheme):
         self.dense, self.targets, self.scheme = dense, targets, scheme
         self._bases: dict[tuple[str, Axis], FilterBasis] = {}
+        self._seen: dict[tuple[str, Axis], FilterBasis] = {}
+        self._patches: Samples | None = None
         self.candidates: dict[str, Candidate] = {
             name: Candidate(name=name, geometry=probe.site.geometry, cost=probe.site.cost)
             for name, probe in dense.items()
@@ -124,13 +131,52 @@ class Spectra:
             counted=counted,
         )
 
-    def split_of(self, name: str, choice: Choice) -> TwoStep | None:
-        """The two factors that the layer's filters become before anything is fitted; None for a form without."""
-        axis = choice.form.split_axis
-        return None if axis is None else self.split(name, axis, choice.ranks[choice.form.axes.index(axis)])
+    def patches(self, streams: Streams) -> Samples:
+        """Some of what every layer with filters to split sees. One pass of IMAGES images, the first time."""
+        if self._patches is None:
+            probes: dict[str, Probe] = {
+                name: PatchProbe(probe.site, probe.weight, probe.bias)
+                for name, probe in self.dense.items()
+                if self._split_axes(name)
+            }
+            images = drawn(streams, IMAGES)
+            with streams.clock.stage("looking at patches"), streams.reporter.stage("patches", len(images)) as stage:
+                self._patches = (
+                    collected(streams, images, probes, ROWS, stage.advance) if probes else Samples(streams.memory)
+                )
+        return self._patches
 
-    def split(self, name: str, axis: Axis, rank: int) -> TwoStep:
-        return self._basis(name, axis).split(rank)
+    def see(self, streams: Streams, gradients: Mapping[str, Gradients]) -> None:
+        """From here on filters are split for what their layers see, and for what the output feels of it."""
+        for name, probe in self.dense.items():
+            for axis in self._split_axes(name):
+                if axis.basis_as_seen is None or (name, axis) in self._seen:
+                    continue
+                patches = self.patches(streams).get(name).y
+                metric = gradients[name].metrics()[0] if name in gradients else None
+                with streams.clock.stage("looking at patches"):
+                    basis = axis.basis_as_seen(probe.weight, patches, metric)
+                if basis is not None:
+                    self._seen[name, axis] = basis
+
+    def _split_axes(self, name: str) -> list[Axis]:
+        forms = self.scheme.applicable(self.dense[name].site.geometry)
+        return list(dict.fromkeys(axis for form in forms for axis in form.axes if axis.basis is not None))
+
+    def close(self) -> None:
+        self.targets.close()
+        if self._patches is not None:
+            self._patches.close()
+
+    def split_of(self, name: str, choice: Choice, *, seen: bool) -> TwoStep | None:
+        """The two factors that the layer's filters become before anything is fitted; None for a form without. ``seen``:
+        for what it sees, after ``see``."""
+        axis = choice.form.split_axis
+        return None if axis is None else self.split(name, axis, choice.ranks[choice.form.axes.index(axis)], seen=seen)
+
+    def split(self, name: str, axis: Axis, rank: int, *, seen: bool) -> TwoStep:
+        basis = self._seen.get((name, axis)) if seen else None
+        return (basis or self._basis(name, axis)).split(rank)
 
     def _basis(self, name: str, axis: Axis) -> FilterBasis:
         if (name, axis) not in self._bases:

@@ -6,19 +6,17 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from leanconv.calibrate.batches import Batch, log, out_of_memory
+from leanconv.calibrate.batches import log, out_of_memory
 from leanconv.calibrate.gradients import AT_ONCE, Gradients, in_parts, output_gradients
 from leanconv.calibrate.probes import Probe
-from leanconv.calibrate.streams import Streams, collected, drawn
+from leanconv.calibrate.streams import Streams, drawn
 from leanconv.forms import Axis
 from leanconv.ranks.sensitivity.merit import Points
 from leanconv.ranks.spectra import Spectra
-from leanconv.solve import reduced_rank
+from leanconv.solve import ResponseSpace, TwoStep, reduced_rank
 
 # Images that gradients are taken of: two to three passes of so many.
 IMAGES = 128
-# Responses of a layer that a split is corrected and judged by.
-ROWS = 8192
 STAGE = "measuring layers"
 
 
@@ -53,50 +51,42 @@ def split_losses(
     streams: Streams,
     spectra: Spectra,
     axis: Axis,
-    images: list[Batch],
     ranks: dict[str, list[int]],
     step: Callable[[], None],
     *,
     corrected: bool,
+    seen: bool,
 ) -> Iterator[tuple[str, Points]]:
-    """(energy of filters lost, energy of responses lost) of every layer at these ``ranks``. Two passes of ``images``.
+    """(energy of filters lost, energy of responses lost) of every layer at these ``ranks``, on some patches.
 
-    ``corrected``: a regression on half of the images maps a split's responses to the original's, as the solver will,
-    and the other half shows what is still lost: in VGG-16 a fifth to two thirds of what a split alone loses.
+    ``corrected``: a regression on half of the patches gives the second factor free filters, as the solver will, and the
+    other half shows what is still lost. ``seen``: of splits for what the layers see.
     """
-    most = {name: max(some) for name, some in ranks.items() if some}
-    whole = collected(streams, images, {name: spectra.dense[name] for name in most}, ROWS)
-    probes = {name: split_probe(spectra, name, axis, rank) for name, rank in most.items()}
-    halves = collected(streams, images, probes, ROWS)
     for name, some in ranks.items():
         found, energies = [], spectra.candidates[name].spectrum(axis)
+        patches = spectra.patches(streams).get(name).y if some else None
         for rank in some:
-            assert energies is not None
-            probe = split_probe(spectra, name, axis, rank)
-            # The split of a smaller rank is part of that of a larger one.
-            x = halves.get(name).y.unflatten(1, (most[name], -1))[:, :rank].flatten(1)
-            loss = split_loss(probe, whole.get(name).y, probe.responses(x), corrected=corrected)
-            found.append((1.0 - energies.kept[rank], loss))
+            assert energies is not None and patches is not None
+            split = spectra.split(name, axis, rank, seen=seen)
+            found.append(
+                (1.0 - energies.kept[rank], split_loss(spectra.dense[name], split, patches, corrected=corrected))
+            )
             step()
         yield name, tuple(found)
-    whole.close()
-    halves.close()
 
 
-def split_loss(probe: Probe, y: Tensor, given: Tensor, *, corrected: bool) -> float:
-    """Share of the energy of ``y`` (n x d) that ``given`` (n x d) does not explain. ``corrected``: by a regression,
-    where it helps: on few rows it may not."""
-    half, full = len(y) // 2, probe.site.geometry.channel_limit
+def split_loss(dense: Probe, split: TwoStep, patches: Tensor, *, corrected: bool) -> float:
+    """Share of the energy of the responses to ``patches`` (n x (c k)) that a split does not explain. ``corrected``: by
+    a regression, where it helps: on few rows it may not."""
+    geometry, half = dense.site.geometry, len(patches) // 2
+    y = patches @ dense.weight.flatten(1).T
+    x = split.seen(patches.reshape(len(patches), geometry.in_channels, *geometry.kernel))
+    given = x @ split.second.flatten(1).T
     ways = [given[half:]]
     if corrected:
-        ways.append(reduced_rank(y[:half], given[:half], full, space=probe.spaces[0])(given[half:]))
+        space = ResponseSpace.behind(x[:half], split.second, split.first)
+        ways.append(reduced_rank(y[:half], given[:half], geometry.channel_limit, space=space)(x[half:]))
     y = y[half:]
     energy = float((y - y.mean(0)).double().square().sum())
     left = min(float((y - way).double().square().sum()) for way in ways)
     return left / energy if energy > 0 else 0.0
-
-
-def split_probe(spectra: Spectra, name: str, axis: Axis, rank: int) -> Probe:
-    """A probe of the product of a split that collects the input of its second factor."""
-    dense, split = spectra.dense[name], spectra.split(name, axis, rank)
-    return Probe(dense.site, split.product(), dense.bias, split, halfway=True)

@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from leanconv.calibrate.gradients import Gradients
-from leanconv.calibrate.streams import drawn
 from leanconv.errors import LeanconvError, warn
 from leanconv.forms import Axis, Choices, Form, Scheme
 from leanconv.ranks.candidates import Candidate
@@ -18,8 +17,6 @@ from leanconv.ranks.selector import Energy, RankSelector, Request
 from leanconv.ranks.sensitivity.measure import split_losses
 from leanconv.ranks.sensitivity.merit import LayerSensitivity, least_change
 
-# Images that show what spatial splits lose, in two passes.
-FITTED = 128
 # Shares of a layer's cost at which its splits are looked at.
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
@@ -77,7 +74,10 @@ def measure_sensitivity(request: Request, gradients: Mapping[str, Gradients]) ->
     candidates = spectra.candidates
     splits = [axis for axis in scheme.axes if axis.basis is not None]
     # Nothing corrects the splits of a scheme that is not fitted.
-    key = {axis: f"{axis.name} splits{'' if scheme.fitted else ' as they are'}" for axis in splits}
+    how = " as seen" if request.sees else "" if scheme.fitted else " as they are"
+    key = {axis: f"{axis.name} splits{how}" for axis in splits}
+    if request.sees:
+        spectra.see(streams, gradients)
     known = request.notes.read("sensitivity")
     split = {
         axis: {
@@ -91,9 +91,8 @@ def measure_sensitivity(request: Request, gradients: Mapping[str, Gradients]) ->
     with streams.reporter.stage("measuring splits", steps) as stage:
         for axis, layers in split.items():
             if any(layers.values()):
-                images = drawn(streams, FITTED)
-                losses = split_losses(streams, spectra, axis, images, layers, stage.advance, corrected=scheme.fitted)
-                for name, points in losses:
+                more = {"corrected": scheme.fitted, "seen": request.sees}
+                for name, points in split_losses(streams, spectra, axis, layers, stage.advance, **more):
                     known[name][key[axis]] = points
     if any(split.values()):
         request.notes.write("sensitivity", known)
