@@ -12,6 +12,7 @@ from leanconv.forms.base import RESPONSES, Axis, Form, Ranks
 from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.network.layers.kinds import KINDS
 from leanconv.network.layers.modules import pad_module, plain_layer, pointwise
+from leanconv.solve import Metric, SeenBasis, spatial_basis_as_seen
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,36 @@ def input_basis(weight: Tensor) -> InputBasis:
     return InputBasis(matrix, vectors.flip(1), values.flip(0).clamp_min(0.0)[:limit], weight.shape, weight.dtype)
 
 
+@dataclass(frozen=True)
+class SeenInputBasis:
+    """A split by columns of one channel each, of a kernel in one line."""
+
+    columns: SeenBasis
+    kernel: tuple[int, ...]
+
+    @property
+    def values(self) -> Tensor:
+        return self.columns.values
+
+    def split(self, rank: int) -> PointwiseSplit:
+        found = self.columns.split(rank)
+        second = found.second.reshape(*found.second.shape[:2], *self.kernel)
+        return PointwiseSplit(found.first.reshape(rank, -1, *[1] * len(self.kernel)), second)
+
+
+def input_basis_as_seen(weight: Tensor, patches: Tensor, metric: Metric | None = None) -> SeenInputBasis | None:
+    """``input_basis`` for what the layer sees: a patch has k columns of c numbers."""
+    columns = spatial_basis_as_seen(weight.flatten(2)[:, :, None], patches, metric)
+    return None if columns is None else SeenInputBasis(columns, tuple(weight.shape[2:]))
+
+
 INPUTS = Axis(
-    "inputs", "c'", "input channels", lambda g: min(g.in_channels, g.out_channels * prod(g.kernel)), input_basis
+    "inputs",
+    "c'",
+    "input channels",
+    lambda g: min(g.in_channels, g.out_channels * prod(g.kernel)),
+    input_basis,
+    input_basis_as_seen,
 )
 
 

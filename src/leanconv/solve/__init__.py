@@ -14,7 +14,14 @@ from leanconv.solve.reduced_rank import LowRank, components, pca, reduced_rank, 
 from leanconv.solve.response_space import ResponseSpace
 from leanconv.solve.sample_size import Enough, Gap, Regression, enough, thinned
 from leanconv.solve.spatial_als import swept
-from leanconv.solve.spatial_svd import FilterBasis, SpatialFactors, TwoStep, spatial_basis, spatial_basis_as_seen
+from leanconv.solve.spatial_svd import (
+    FilterBasis,
+    SeenBasis,
+    SpatialFactors,
+    TwoStep,
+    spatial_basis,
+    spatial_basis_as_seen,
+)
 
 __all__ = [
     "Activation",
@@ -27,6 +34,7 @@ __all__ = [
     "Parts",
     "Regression",
     "ResponseSpace",
+    "SeenBasis",
     "SpatialFactors",
     "TwoStep",
     "activation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from leanconv.calibrate.streams import Streams, drawn
 from leanconv.forms import Axis
 from leanconv.ranks.sensitivity.merit import Points
 from leanconv.ranks.spectra import Spectra
-from leanconv.solve import ResponseSpace, TwoStep, reduced_rank
+from leanconv.solve import Metric, ResponseSpace, TwoStep, reduced_rank
 
 # Images that gradients are taken of: two to three passes of so many.
 IMAGES = 128
@@ -55,29 +55,30 @@ def split_losses(
     step: Callable[[], None],
     *,
     corrected: bool,
-    seen: bool,
+    metrics: Mapping[str, Metric | None] | None = None,
 ) -> Iterator[tuple[str, Points]]:
     """(energy of filters lost, energy of responses lost) of every layer at these ``ranks``, on some patches.
 
     ``corrected``: a regression on half of the patches gives the second factor free filters, as the solver will, and the
-    other half shows what is still lost. ``seen``: of splits for what the layers see.
+    other half shows what is still lost. ``metrics``: of splits for what the layers see, and losses in these.
     """
     for name, some in ranks.items():
         found, energies = [], spectra.candidates[name].spectrum(axis)
         patches = spectra.patches(streams).get(name).y if some else None
         for rank in some:
-            assert energies is not None and patches is not None
-            split = spectra.split(name, axis, rank, seen=seen)
-            found.append(
-                (1.0 - energies.kept[rank], split_loss(spectra.dense[name], split, patches, corrected=corrected))
-            )
+            assert energies is not None
+            assert patches is not None
+            split = spectra.split(name, axis, rank, seen=metrics is not None)
+            metric = None if metrics is None else metrics[name]
+            loss = split_loss(spectra.dense[name], split, patches, metric, corrected=corrected)
+            found.append((1.0 - energies.kept[rank], loss))
             step()
         yield name, tuple(found)
 
 
-def split_loss(dense: Probe, split: TwoStep, patches: Tensor, *, corrected: bool) -> float:
-    """Share of the energy of the responses to ``patches`` (n x (c k)) that a split does not explain. ``corrected``: by
-    a regression, where it helps: on few rows it may not."""
+def split_loss(dense: Probe, split: TwoStep, patches: Tensor, metric: Metric | None, *, corrected: bool) -> float:
+    """Share of the energy of the responses to ``patches`` (n x (c k)), in a ``metric``, that a split does not explain.
+    ``corrected``: by a regression, where it helps: on few rows it may not."""
     geometry, half = dense.site.geometry, len(patches) // 2
     y = patches @ dense.weight.flatten(1).T
     x = split.seen(patches.reshape(len(patches), geometry.in_channels, *geometry.kernel))
@@ -86,7 +87,10 @@ def split_loss(dense: Probe, split: TwoStep, patches: Tensor, *, corrected: bool
     if corrected:
         space = ResponseSpace.behind(x[:half], split.second, split.first)
         ways.append(reduced_rank(y[:half], given[:half], geometry.channel_limit, space=space)(x[half:]))
+
+    def energy(z: Tensor) -> float:
+        return float((z if metric is None else z @ metric.root.T.to(z.dtype)).double().square().sum())
+
     y = y[half:]
-    energy = float((y - y.mean(0)).double().square().sum())
-    left = min(float((y - way).double().square().sum()) for way in ways)
-    return left / energy if energy > 0 else 0.0
+    whole = energy(y - y.mean(0))
+    return min(energy(y - way) for way in ways) / whole if whole > 0 else 0.0

@@ -76,8 +76,7 @@ def measure_sensitivity(request: Request, gradients: Mapping[str, Gradients]) ->
     # Nothing corrects the splits of a scheme that is not fitted.
     how = " as seen" if request.sees else "" if scheme.fitted else " as they are"
     key = {axis: f"{axis.name} splits{how}" for axis in splits}
-    if request.sees:
-        spectra.see(streams, gradients)
+    metrics = spectra.see(streams, gradients) if request.sees else None
     known = request.notes.read("sensitivity")
     split = {
         axis: {
@@ -91,8 +90,10 @@ def measure_sensitivity(request: Request, gradients: Mapping[str, Gradients]) ->
     with streams.reporter.stage("measuring splits", steps) as stage:
         for axis, layers in split.items():
             if any(layers.values()):
-                more = {"corrected": scheme.fitted, "seen": request.sees}
-                for name, points in split_losses(streams, spectra, axis, layers, stage.advance, **more):
+                losses = split_losses(
+                    streams, spectra, axis, layers, stage.advance, corrected=scheme.fitted, metrics=metrics
+                )
+                for name, points in losses:
                     known[name][key[axis]] = points
     if any(split.values()):
         request.notes.write("sensitivity", known)
