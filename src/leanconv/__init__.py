@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from leanconv import models
-    from leanconv.api import accelerate, analyze, reachable
+    from leanconv.api import accelerate, analyze, paper, reachable
     from leanconv.config import Distill
     from leanconv.evaluation.api import evaluate
     from leanconv.forms.channel import Channel
@@ -54,6 +54,7 @@ __all__ = [
     "load_result",
     "models",
     "optimize_",
+    "paper",
     "reachable",
 ]
 
@@ -68,6 +69,7 @@ _WHERE = {
     "Channel": "leanconv.forms.channel",
     "Spatial": "leanconv.forms.spatial",
     "ThreeD": "leanconv.forms.three_d",
+    "paper": "leanconv.api",
     "reachable": "leanconv.api",
     "Accelerated": "leanconv.result",
     "HeldOut": "leanconv.result",

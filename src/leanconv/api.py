@@ -28,6 +28,9 @@ OLD = {
     "kernels": "leanconv.optimize_(result.model)",
 }
 
+# What differs from the defaults in the paper.
+PAPER: dict[str, Any] = {"refine": "none", "ranks": "energy"}
+
 
 def accelerate(
     model: nn.Module,
@@ -36,7 +39,7 @@ def accelerate(
     scheme: str | Form | Iterable[str | Form] = "3d",
     solver: Literal["linear", "nonlinear"] = "nonlinear",
     asymmetric: bool = True,
-    ranks: str | Mapping[str, Any] | RankSelector | Merit = "energy",
+    ranks: str | Mapping[str, Any] | RankSelector | Merit = "auto",
     skip: Iterable[str] | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
@@ -67,9 +70,10 @@ def accelerate(
             for the filters alone; one more pass of 512 images, and the time of the sums. Or a tuple of forms.
         solver: ``"linear"`` fits responses; ``"nonlinear"`` fits what is left of them behind the activation.
         asymmetric: fit each layer to the input the layers already accelerated give it, so errors do not pile up.
-        ranks: ``"energy"`` keeps the largest product of PCA energies; ``"uniform"`` gives every layer the same
-            speed-up; ``"sensitivity"`` measures what approximating every layer alone does to the network's output and
-            chooses forms and ranks that together change it least; ``"latency"``, or ``Latency(ms=20,
+        ranks: ``"auto"``, the default, is ``"sensitivity"`` where that is possible: it measures, by gradients, how far
+            errors of every layer move the network's output, and chooses forms and ranks that together move it least.
+            ``"energy"`` keeps the largest product of PCA energies; ``"uniform"`` gives every layer the same speed-up;
+            ``"latency"``, or ``Latency(ms=20,
             target=Target(...))``, times the forms of every layer on a target and keeps the most energy in that time;
             ranks by hand, ``{"layer": d'}`` (``(d'', d')`` for 3d), and ``speedup`` is not used; a selector of yours,
             or a function ``merit(candidate, choice)`` whose sum over the layers is to be largest.
@@ -156,6 +160,18 @@ def accelerate(
     if kernels != "none":
         apply(result.model, kernels)
     return result
+
+
+def paper(model: nn.Module, images: Iterable[Any], speedup: float = 4.0, **arguments: Any) -> Accelerated:
+    """``accelerate`` as the paper of 2015 does it: fitted to all samples, ranks by energy. Other arguments as there.
+
+    Examples:
+        >>> import leanconv, torch
+        >>> network, images = leanconv.models.character_cnn(), torch.rand(16, 1, 24, 24)
+        >>> leanconv.paper(network, images, 2, samples=500, progress=False).options.refine
+        'none'
+    """
+    return accelerate(model, images, speedup, **{**PAPER, **arguments})
 
 
 def accelerate_as(model: nn.Module, images: Iterable[Any], options: Options, session: Session) -> Accelerated:

@@ -112,9 +112,9 @@ class Options:
     solver: Solver = option("nonlinear", "Fit responses (linear), or what is left of them behind the activation.")
     asymmetric: bool = option(True, "Fit each layer to the input the layers already accelerated give it.")
     ranks: Any = option(
-        "energy",
-        "energy, uniform, sensitivity (of the output, measured), latency, or ranks by hand: JSON or a .json file, "
-        "{layer: rank}.",
+        "auto",
+        "auto (by sensitivity where possible), sensitivity (of the output to each layer), energy, uniform, latency, or "
+        "ranks by hand: JSON or a .json file, {layer: rank}.",
         check=_ranks,
     )
     skip: tuple[str, ...] | None = option(
@@ -180,7 +180,7 @@ class Options:
             refine = "distill"
         if refine is None:
             refine = "closed-form" if scheme.fitted else "none"
-        ranks = given.pop("ranks", "energy")
+        ranks = given.pop("ranks", "auto")
         if not isinstance(ranks, (str, Mapping)):
             selector = selector_of(ranks)
             ranks = selector.name

@@ -34,7 +34,10 @@ def accelerate(
     refine: Annotated[str | None, typer.Option(help=help_of(Options, "refine"))] = None,
     options: Annotated[dict[str, Any], OptionsOf(Options, skip=OTHERWISE)],
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Fit every layer to the exact input.")] = False,
-    ranks: Annotated[str, typer.Option(help=help_of(Options, "ranks"))] = "energy",
+    ranks: Annotated[str, typer.Option(help=help_of(Options, "ranks"))] = "auto",
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Exactly the method of 2015: --refine none --ranks energy.")
+    ] = False,
     runtime: Annotated[
         str | None, typer.Option(help=f"--ranks latency: what is timed, {runtime_names(timeable=True)}.")
     ] = None,
@@ -88,7 +91,7 @@ def accelerate(
     spin_little()
     from dataclasses import replace
 
-    from leanconv.api import accelerate_as
+    from leanconv.api import PAPER, accelerate_as
     from leanconv.calibrate.memory import parse_memory
     from leanconv.cli.networks import load_network
     from leanconv.images import Pictures, WholePictures, find_pictures, spread
@@ -103,6 +106,8 @@ def accelerate(
         raise LeanconvError("--skip and --no-skip contradict each other; give one of them.")
     if common.is_saved(model):
         raise LeanconvError(f"MODEL {model!r} is a folder; accelerate takes the original network, not a saved one.")
+    if paper:
+        refine, ranks = refine or PAPER["refine"], PAPER["ranks"] if ranks == "auto" else ranks
     ranks_or_method = _ranks(ranks)
     target = None
     if ranks_or_method == "latency":

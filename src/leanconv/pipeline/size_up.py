@@ -43,7 +43,7 @@ def size_up(session: Session, streams: Streams, prepared: Prepared, options: Opt
         if last and options.forms.fitted:
             macs += FIT[options.solver] * rows * filters * (filters + BESIDES)
     seconds = streams.images * image * (PASSES if last else 1) / streams.team.world + macs * product
-    more = last and (options.refine == "distill" or options.ranks in ("sensitivity", "latency"))
+    more = last and (options.refine == "distill" or options.ranks == "latency")
     threads = f"{session.threads.count} thread{'s' * (session.threads.count > 1)}"
     size = f"{prepared.survey.macs / 1e9:.3g} GMACs an image, {streams.images} images, {len(sites)} layers"
     session.reporter.say(f"{'at least' if more else 'about'} {in_words(seconds)} on {threads}: {size}")

@@ -48,8 +48,8 @@ class Sensitivity(Energy):
 
 @dataclass(frozen=True)
 class Auto(Sensitivity):
-    """The best there is at a price nobody notices: by sensitivity where layers are fitted, and their output can be
-    differentiated, else by energy."""
+    """By sensitivity where layers are fitted for images not seen and the output can be differentiated, else by
+    energy."""
 
     name = "auto"
 
@@ -57,7 +57,7 @@ class Auto(Sensitivity):
         return self
 
     def choose(self, request: Request) -> tuple[Choices, Pairs]:
-        if not (request.refits and request.scheme.fitted):
+        if not request.sees:  # the paper's fit has its ranks
             return request.search("greedy")
         try:
             return super().choose(request)
