@@ -268,9 +268,9 @@ class Streams:
         return Rerun(self.accelerated, self._source(), list(probes))
 
 
-def drawn(streams: Streams, count: int) -> list[Batch]:
-    """``count`` of this process's images, drawn by the seed, in batches as large as they are now; whole batches where
-    the result for an image depends on the others."""
+def drawn(streams: Streams, count: int, most: int | None = None) -> list[Batch]:
+    """``count`` of this process's images, drawn by the seed, in batches as large as they are now, or of at ``most`` so
+    many; whole batches where the result for an image depends on the others."""
     generator = torch.Generator().manual_seed(streams.seed)
     batches = list(streams.batches)
     if streams.cutting is None or not streams.cutting.one_by_one:
@@ -284,6 +284,7 @@ def drawn(streams: Streams, count: int) -> list[Batch]:
     images = [piece.part(index, index + 1).pieces[0] for piece, index in (places[at] for at in order)]
     kinds = {(image.shape[1:], image.dtype) if isinstance(image, Tensor) else None for image in images}
     largest = max(batch.size for batch in batches) if len(kinds) == 1 and None not in kinds else 1
+    largest = min(largest, most or largest)
     groups = [tuple(images[first : first + largest]) for first in range(0, len(images), largest)]
     return [Batch(index * largest, len(group), group) for index, group in enumerate(groups)]
 

@@ -236,7 +236,7 @@ def _fit(run: Run, layer: LayerState, target: Responses, inputs: Responses) -> F
     # Which rows an image has must be known for sure: else they depend on how the images were cut into batches.
     used = holdout if options.closed_form and alike else None
     felt = run.gradients.get(layer.name)
-    metric = [] if felt is None or used is None else felt.metrics()
+    metric = [] if felt is None or used is None else felt.metrics
     fit = fit_layer(probe, choice, target=target, inputs=inputs, solver=options.solver, holdout=used, metric=metric)
     # Who has chosen the number has looked at several: that counts for more than an extrapolation from one.
     return fit if enough is None else Fit(fit.factors, replace(fit.outcome, enough=enough, needed=None))

@@ -153,7 +153,7 @@ class Spectra:
         for name, probe in self.dense.items():
             if name in self._metrics:
                 continue
-            metric = self._metrics[name] = gradients[name].metrics()[0] if name in gradients else None
+            metric = self._metrics[name] = gradients[name].metrics[0] if name in gradients else None
             for axis in self._split_axes(name):
                 if axis.basis_as_seen is None:
                     continue

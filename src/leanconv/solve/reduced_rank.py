@@ -83,10 +83,10 @@ class Regressor:
         return a if self.metric is None else self.metric.root @ a
 
     def solution(self, u: Tensor, difference_by_x: Tensor, z_mean: Tensor, dtype: torch.dtype) -> LowRank:
-        """P = T^-1 U, Q = M^^T T^T U, b = mean z - M mean: a map of the coordinates x. T is the metric's, or 1."""
+        """P = T^-1 U, Q = M^^T T U, b = mean z - M mean: a map of the coordinates x. T is the metric's, or 1."""
         p = u
         if self.metric is not None:
-            p, u = self.metric.behind(u), self.metric.before(u)
+            p, u = self.metric.inverse @ u, self.metric.root @ u
         direct = u if self.space.basis is None else self.space.basis.T @ u
         q = direct + self.inverse @ (difference_by_x.T @ u)
         b = z_mean - p @ (q.T @ self.mean)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from leanconv.calibrate.batches import log, out_of_memory
-from leanconv.calibrate.gradients import AT_ONCE, Gradients, in_parts, output_gradients
+from leanconv.calibrate.gradients import AT_ONCE, Gradients, output_gradients
 from leanconv.calibrate.probes import Probe
 from leanconv.calibrate.streams import Streams, drawn
 from leanconv.forms import Axis
@@ -22,10 +22,9 @@ STAGE = "measuring layers"
 
 def measure_gradients(streams: Streams, spectra: Spectra) -> dict[str, Gradients]:
     """Of every layer. Where the device runs out of memory fewer images go through together."""
-    images, most = drawn(streams, IMAGES), AT_ONCE
-    alone = streams.cutting is not None and streams.cutting.one_by_one
+    most = AT_ONCE
     while True:
-        batches = list(in_parts(images, most)) if alone else images
+        batches = drawn(streams, IMAGES, most)
         try:
             with (
                 streams.clock.stage("measuring layers"),
@@ -41,7 +40,7 @@ def measure_gradients(streams: Streams, spectra: Spectra) -> dict[str, Gradients
                     step=stage.advance,
                 )
         except Exception as error:
-            if not (out_of_memory(error) and alone and most > 1):
+            if not out_of_memory(error) or max(batch.size for batch in batches) > most or most == 1:
                 raise
             most //= 2
             log.info("gradients of %d images at a time", most)
