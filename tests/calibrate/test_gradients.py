@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
+from leanconv.calibrate.batches import Batch
 from leanconv.calibrate.gradients import LOSSES, Gradients
 from leanconv.calibrate.probes import Probe
+from leanconv.calibrate.streams import in_parts
 from leanconv.errors import LeanconvError
 from leanconv.network.layers.kinds import KINDS
 from tests.support.equality import relative
@@ -186,6 +188,25 @@ def test_how_images_are_cut_into_batches_makes_no_difference(sizes: tuple[int, .
     """Neither to the draws nor to what is common to all scores, which one image does not show."""
     model, images = classifier(), smooth_images(40).double()
     assert_alike(measured(model, images), measured(model, images, cut=sizes))
+
+
+@pytest.mark.parametrize("most", [1, 2, 4, 5, 32])
+def test_images_go_through_as_many_at_a_time_as_may(most: int) -> None:
+    """Images that were drawn one by one, or batches that were joined, too."""
+    images = torch.arange(12.0).reshape(12, 1)
+    whole = Batch(0, 5, (images[:5],))
+    pieces = Batch(5, 4, tuple(images[5:9].split(1)))
+    uneven = Batch(9, 3, tuple(images[9:].split([2, 1])))
+    cpu = torch.device("cpu")
+    found = [batch.on(cpu) for batch in in_parts([whole, pieces, uneven], most)]
+    assert torch.cat(found).equal(images)
+    assert [len(one) for one in found] == {
+        1: [1] * 12,
+        2: [2, 2, 1, 2, 2, 2, 1],
+        4: [4, 1, 4, 3],
+        5: [5, 4, 3],
+        32: [5, 4, 3],
+    }[most]
 
 
 def test_a_seed_gives_its_draws_and_no_others() -> None:

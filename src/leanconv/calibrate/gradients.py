@@ -7,7 +7,7 @@ square of the relative change of the output, |J e|^2 / |o|^2. One draw for each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -190,14 +190,6 @@ def output_gradients(
                 layer.end_batch()
             step()
     return {name: layer.found() for name, layer in layers.items()}
-
-
-def in_parts(images: list[Batch], most: int) -> Iterator[Batch]:
-    """Batches of up to ``most`` images."""
-    for batch in images:
-        for piece in batch.split():
-            for begin in range(0, piece.size, most):
-                yield piece.part(begin, min(begin + most, piece.size))
 
 
 def _answers(network: nn.Module, batch: Batch, device: torch.device) -> list[Answer]:
