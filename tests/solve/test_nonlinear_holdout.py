@@ -238,7 +238,8 @@ class Head(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("samples", "refine", "tolerance"), [(3000, "none", 1e-4), (3000, "closed-form", 0.01), ("auto", "closed-form", 0.01)]
+    ("samples", "refine", "tolerance"),
+    [(3000, "none", 1e-4), (3000, "closed-form", 0.01), ("auto", "closed-form", 0.01)],
 )
 def test_how_the_images_are_cut_into_batches_does_not_matter(samples: object, refine: str, tolerance: float) -> None:
     """Or little: the patches that show how to split a layer on several maps are thinned batch by batch."""
