@@ -237,13 +237,17 @@ class Head(nn.Module):
         return torch.cat([self.last(self.shared(level).relu()).relu().flatten(1) for level in levels], 1)
 
 
-@pytest.mark.parametrize("samples", [3000, "auto"])
-def test_how_the_images_are_cut_into_batches_does_not_matter(samples: object) -> None:
+@pytest.mark.parametrize(
+    ("samples", "refine", "tolerance"),
+    [(3000, "none", 1e-4), (3000, "closed-form", 0.01), ("auto", "closed-form", 0.01)],
+)
+def test_how_the_images_are_cut_into_batches_does_not_matter(samples: object, refine: str, tolerance: float) -> None:
+    """Or little: the patches that show how to split a layer on several maps are thinned batch by batch."""
     torch.manual_seed(0)
     model, images = Head().eval(), pictures(40, 1)
     results = [
         leanconv.accelerate(
-            model, list(images.split(size)), 2.0, skip=[], samples=samples, progress=False, refine="closed-form"
+            model, list(images.split(size)), 2.0, skip=[], samples=samples, progress=False, refine=refine
         )
         for size in (40, 16, 5)
     ]
@@ -251,7 +255,7 @@ def test_how_the_images_are_cut_into_batches_does_not_matter(samples: object) ->
     with torch.no_grad():
         whole, *others = [result.model(images) for result in results]
     for other in others:
-        assert float((other - whole).norm() / whole.norm()) < 1e-4
+        assert float((other - whole).norm() / whole.norm()) < tolerance
 
 
 def test_seven_images_are_too_few_to_hold_one_out() -> None:
@@ -276,7 +280,7 @@ def pictures(count: int, seed: int) -> Tensor:
 def test_a_network_fitted_to_few_images_is_closer_to_the_original_on_others() -> None:
     model, others = network(), pictures(200, 2)
     fits = {
-        refine: leanconv.accelerate(model, pictures(10, 1), 2.0, progress=False, refine=refine)
+        refine: leanconv.accelerate(model, pictures(10, 1), 2.0, progress=False, refine=refine, ranks="energy")
         for refine in ("none", "closed-form")
     }
     with torch.no_grad():
@@ -314,7 +318,7 @@ def test_the_linear_fits_share_is_weakened_where_there_is_more_to_change() -> No
 def test_with_fewer_images_than_can_be_parted_the_paper_is_followed() -> None:
     model, few = network(), pictures(7, 1)
     plain, refined = (
-        leanconv.accelerate(model, few, 3.0, "channel", progress=False, refine=refine)
+        leanconv.accelerate(model, few, 3.0, "channel", progress=False, refine=refine, ranks="energy")
         for refine in ("none", "closed-form")
     )
     with torch.no_grad():

@@ -131,14 +131,14 @@ class Batches:
         group: list[Batch] = []
         for batch in batches:
             if group and not _joinable(group[-1], batch):
-                yield _join(group)
+                yield joined(group)
                 group = []
             group.append(batch)
             if sum(part.size for part in group) >= self._joined:
-                yield _join(group)
+                yield joined(group)
                 group = []
         if group:
-            yield _join(group)
+            yield joined(group)
 
     def _with_layout(self, batch: Batch) -> Batch:
         form = _form(batch.pieces[0])
@@ -269,7 +269,7 @@ def _joinable(a: Batch, b: Batch) -> bool:
     return _form(x) == _form(y) and x.is_contiguous() and y.is_contiguous()
 
 
-def _join(batches: list[Batch]) -> Batch:
+def joined(batches: list[Batch]) -> Batch:
     pieces = tuple(piece for batch in batches for piece in batch.pieces)
     return replace(batches[0], size=sum(batch.size for batch in batches), pieces=pieces)
 

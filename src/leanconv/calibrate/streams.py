@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from leanconv.calibrate.batches import Batch, Batches, log, out_of_memory
+from leanconv.calibrate.batches import Batch, Batches, joined, log, out_of_memory
 from leanconv.calibrate.memory import Memory
 from leanconv.calibrate.observe import Seen, observe, see
 from leanconv.calibrate.positions import Positions
@@ -34,6 +34,8 @@ from leanconv.network.user_model import copied
 from leanconv.progress import Progress
 from leanconv.solve import thinned
 from leanconv.system.stage_clock import Clock
+
+Result = TypeVar("Result")
 
 # On a CPU batches are cut so that the largest tensor of a pass has at most so many bytes. Larger ones go back to the
 # system at once (see system.process_memory); for small batches convolutions find their weights in a better order.
@@ -268,9 +270,9 @@ class Streams:
         return Rerun(self.accelerated, self._source(), list(probes))
 
 
-def drawn(streams: Streams, count: int, most: int | None = None) -> list[Batch]:
-    """``count`` of this process's images, drawn by the seed, in batches as large as they are now, or of at ``most`` so
-    many; whole batches where the result for an image depends on the others."""
+def drawn(streams: Streams, count: int) -> list[Batch]:
+    """``count`` of this process's images, drawn by the seed, in batches as large as they are now; whole batches where
+    the result for an image depends on the others."""
     generator = torch.Generator().manual_seed(streams.seed)
     batches = list(streams.batches)
     if streams.cutting is None or not streams.cutting.one_by_one:
@@ -284,9 +286,35 @@ def drawn(streams: Streams, count: int, most: int | None = None) -> list[Batch]:
     images = [piece.part(index, index + 1).pieces[0] for piece, index in (places[at] for at in order)]
     kinds = {(image.shape[1:], image.dtype) if isinstance(image, Tensor) else None for image in images}
     largest = max(batch.size for batch in batches) if len(kinds) == 1 and None not in kinds else 1
-    largest = min(largest, most or largest)
     groups = [tuple(images[first : first + largest]) for first in range(0, len(images), largest)]
     return [Batch(index * largest, len(group), group) for index, group in enumerate(groups)]
+
+
+def in_parts(images: list[Batch], most: int) -> Iterator[Batch]:
+    """Every batch as batches of up to ``most`` images."""
+    for batch in images:
+        group: list[Batch] = []
+        for piece in batch.split():
+            for begin in range(0, piece.size, most):
+                part = piece.part(begin, min(begin + most, piece.size))
+                if sum(one.size for one in group) + part.size > most:
+                    yield joined(group)
+                    group = []
+                group.append(part)
+        yield joined(group)
+
+
+def as_fits(images: list[Batch], run: Callable[[list[Batch]], Result]) -> Result:
+    """What ``run`` makes of the images: where the device runs out of memory, in batches half as large."""
+    while True:
+        try:
+            return run(images)
+        except Exception as error:
+            most = max((batch.size for batch in images), default=1) // 2
+            if not out_of_memory(error) or not most:
+                raise
+        log.info("out of memory; going on with %d of some images at a time", most)
+        images = list(in_parts(images, most))
 
 
 def collected(
@@ -301,17 +329,25 @@ def collected(
     count = sum(batch.size for batch in images)
     positions = Positions(per_image=max(1, -(-rows // count)), images=count, seed=streams.seed, device=streams.device)
     each = {name: positions.count(probe.site.positions) for name, probe in probes.items()}
-    samples = Samples(streams.memory)
-    for name, probe in probes.items():
-        samples.expect(probe, count * each[name], adds=False)
-    sizes = {batch.first: batch.size for batch in images}
 
-    def take(name: str, first: int, responses: Responses) -> None:
-        y, most = responses.y, sizes[first] * each[name]
-        if len(y) > most:  # a layer that runs on several maps, or on other rows than images, such as boxes
-            y = y[thinned(len(y), most).to(y.device)]
-        samples.add(name, Responses(y))
+    def run(images: list[Batch]) -> Samples:
+        samples = Samples(streams.memory)
+        for name, probe in probes.items():
+            samples.expect(probe, count * each[name], adds=False)
+        sizes = {batch.first: batch.size for batch in images}
 
-    device = streams.device
-    observe(streams.original, images, list(probes.values()), positions=positions, device=device, take=take, step=step)
-    return samples
+        def take(name: str, first: int, responses: Responses) -> None:
+            y, most = responses.y, sizes[first] * each[name]
+            if len(y) > most:  # a layer that runs on several maps, or on other rows than images, such as boxes
+                y = y[thinned(len(y), most).to(y.device)]
+            samples.add(name, Responses(y))
+
+        some, device = list(probes.values()), streams.device
+        try:
+            observe(streams.original, images, some, positions=positions, device=device, take=take, step=step)
+        except BaseException:
+            samples.close()
+            raise
+        return samples
+
+    return as_fits(images, run)

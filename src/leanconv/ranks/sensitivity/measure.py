@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
-from leanconv.calibrate.batches import log, out_of_memory
+from leanconv.calibrate.batches import Batch, out_of_memory
 from leanconv.calibrate.gradients import AT_ONCE, Gradients, output_gradients
 from leanconv.calibrate.probes import Probe
-from leanconv.calibrate.streams import Streams, drawn
+from leanconv.calibrate.streams import Streams, as_fits, drawn, in_parts
+from leanconv.errors import LeanconvError
 from leanconv.forms import Axis
 from leanconv.ranks.sensitivity.merit import Points
 from leanconv.ranks.spectra import Spectra
@@ -21,29 +22,29 @@ STAGE = "measuring layers"
 
 
 def measure_gradients(streams: Streams, spectra: Spectra) -> dict[str, Gradients]:
-    """Of every layer. Where the device runs out of memory fewer images go through together."""
-    most = AT_ONCE
-    while True:
-        batches = drawn(streams, IMAGES, most)
-        try:
-            with (
-                streams.clock.stage("measuring layers"),
-                streams.reporter.stage("measuring layers", len(batches)) as stage,
-            ):
-                return output_gradients(
-                    streams.original,
-                    batches,
-                    spectra.dense,
-                    spectra.targets.get,
-                    device=streams.device,
-                    seed=streams.seed,
-                    step=stage.advance,
-                )
-        except Exception as error:
-            if not out_of_memory(error) or max(batch.size for batch in batches) > most or most == 1:
-                raise
-            most //= 2
-            log.info("gradients of %d images at a time", most)
+    """Of every layer. Raises LeanconvError where there are none, or no memory for those of one image."""
+    images = drawn(streams, IMAGES)
+    if streams.cutting is not None and streams.cutting.one_by_one:
+        images = list(in_parts(images, AT_ONCE))
+
+    def run(batches: list[Batch]) -> dict[str, Gradients]:
+        with streams.clock.stage(STAGE), streams.reporter.stage(STAGE, len(batches)) as stage:
+            return output_gradients(
+                streams.original,
+                batches,
+                spectra.dense,
+                spectra.targets.get,
+                device=streams.device,
+                seed=streams.seed,
+                step=stage.advance,
+            )
+
+    try:
+        return as_fits(images, run)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise LeanconvError(f"there is no memory for those of one image ({type(error).__name__})") from error
 
 
 def split_losses(
