@@ -214,7 +214,8 @@ def test_python_dash_m(place: Path) -> None:
 
 def test_a_grey_folder_remembers_how_it_was_made(place: Path, leanconv_command) -> None:
     code, _, err = leanconv_command(
-        f"accelerate net.py:grey --images photos --speedup 1.2 --out fast --channels 1 --no-skip --samples 200 {COMMON}"
+        "accelerate net.py:grey --images photos --speedup 1.2 --out fast --channels 1 --no-skip --samples 200 "
+        f"--scheme channel {COMMON}"
     )
     assert code == 0, err
     code, out, err = leanconv_command("inspect fast --model net.py:grey --device cpu --json")
