@@ -15,7 +15,7 @@ from leanconv.calibrate import streams as streams_module
 from leanconv.calibrate.batches import Batch, take
 from leanconv.calibrate.observe import Seen
 from leanconv.calibrate.positions import Chosen
-from leanconv.calibrate.probes import Probe
+from leanconv.calibrate.probes import PatchProbe, Probe
 from leanconv.calibrate.processes import Processes
 from leanconv.calibrate.streaming import partition
 from leanconv.calibrate.streaming.partition import suits_channels_last
@@ -26,12 +26,14 @@ from tests.support.runs import accelerate
 
 
 def layouts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of every site's input and output that is looked at from now on: whether it is channels-last."""
+    """Of every site's input and output that a stream looks at from now on: whether it is channels-last. The few images
+    that show patches come as they were given."""
     seen: list[bool] = []
     for usual in (Probe.from_input, Probe.outputs):
 
         def noted(self: Probe, x: Tensor, chosen: Chosen, usual: Any = usual) -> Tensor:
-            seen.append(x.is_contiguous(memory_format=torch.channels_last))
+            if not isinstance(self, PatchProbe):
+                seen.append(x.is_contiguous(memory_format=torch.channels_last))
             return usual(self, x, chosen)  # type: ignore[no-any-return]
 
         monkeypatch.setattr(Probe, usual.__name__, noted)

@@ -56,7 +56,7 @@ def test_a_selector_and_its_name_give_the_same_network(name: str) -> None:
 @pytest.mark.parametrize("wrong", ["random", 3, None, object()])
 def test_what_chooses_nothing_gets_one_sentence(wrong: Any) -> None:
     with pytest.raises(
-        LeanconvError, match=r"ranks=.* is not known; use 'uniform', 'energy', 'sensitivity', 'latency'"
+        LeanconvError, match=r"ranks=.* is not known; use 'auto', 'uniform', 'energy', 'sensitivity', 'latency'"
     ):
         accelerate(ranks=wrong)
 

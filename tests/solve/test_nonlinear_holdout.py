@@ -276,7 +276,7 @@ def pictures(count: int, seed: int) -> Tensor:
 def test_a_network_fitted_to_few_images_is_closer_to_the_original_on_others() -> None:
     model, others = network(), pictures(200, 2)
     fits = {
-        refine: leanconv.accelerate(model, pictures(10, 1), 2.0, progress=False, refine=refine)
+        refine: leanconv.accelerate(model, pictures(10, 1), 2.0, progress=False, refine=refine, ranks="energy")
         for refine in ("none", "closed-form")
     }
     with torch.no_grad():
@@ -314,7 +314,7 @@ def test_the_linear_fits_share_is_weakened_where_there_is_more_to_change() -> No
 def test_with_fewer_images_than_can_be_parted_the_paper_is_followed() -> None:
     model, few = network(), pictures(7, 1)
     plain, refined = (
-        leanconv.accelerate(model, few, 3.0, "channel", progress=False, refine=refine)
+        leanconv.accelerate(model, few, 3.0, "channel", progress=False, refine=refine, ranks="energy")
         for refine in ("none", "closed-form")
     )
     with torch.no_grad():

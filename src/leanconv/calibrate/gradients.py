@@ -140,7 +140,7 @@ def _ranks(values: Tensor) -> dict[int, float]:
 
 class Answer(NamedTuple):
     """A tensor the network returned. ``rows``: one for every image, or one in all where the first dimension is not that
-    of the images. ``matrix``: whether the tensor was a matrix."""
+    of the images. ``matrix``: whether these are the rows of a matrix, which may be scores of classes."""
 
     rows: Tensor
     matrix: bool
@@ -148,7 +148,7 @@ class Answer(NamedTuple):
     @classmethod
     def of(cls, output: Tensor, size: int) -> Answer:
         by_image = output.dim() > 0 and len(output) == size
-        return cls(output.reshape(size if by_image else 1, -1), output.dim() == 2)
+        return cls(output.reshape(size if by_image else 1, -1), by_image and output.dim() == 2)
 
 
 def output_gradients(
@@ -171,23 +171,21 @@ def output_gradients(
     zero = torch.zeros((), device=device, requires_grad=True)
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as stack:
+        stack.enter_context(untouched_rng(seed))
+        free = _shares(network, images, device)
         for layer in layers.values():
             hook = network.get_submodule(layer.module).register_forward_hook(layer.watch(zero))
             stack.callback(hook.remove)
-        stack.enter_context(untouched_rng(seed))
-        free: list[float] | None = None
         for batch in images:
-            answers = _answers(network, batch, device)
-            if free is None:
-                with torch.no_grad():
-                    free = [_free(answer.rows) if answer.matrix else 0.0 for answer in answers]
-            value = _drawn(answers, free, generator)
             try:
-                torch.autograd.grad(value, zero)
+                with torch.enable_grad():
+                    answers = _answers(network, batch, device)
+                torch.autograd.grad(_drawn(answers, free, generator), zero)
             except RuntimeError as error:
                 if out_of_memory(error):
                     raise
-                raise LeanconvError(f"the network's output cannot be differentiated ({error})") from error
+                said = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+                raise LeanconvError(f"the network's output cannot be differentiated ({said})") from error
             for layer in layers.values():
                 layer.end_batch()
             step()
@@ -203,32 +201,48 @@ def in_parts(images: list[Batch], most: int) -> Iterator[Batch]:
 
 
 def _answers(network: nn.Module, batch: Batch, device: torch.device) -> list[Answer]:
-    with torch.enable_grad():
-        output = network(batch.on(device))
+    output = network(batch.on(device))
     return [Answer.of(one, batch.size) for one in tensors(output) if one.is_floating_point()]
 
 
 def _drawn(answers: list[Answer], free: list[float], generator: torch.Generator) -> Tensor:
-    """The sum over images of v.o / |o|."""
+    """The sum over images of v.o / |o|. Every image has its own draws, however images are cut into batches."""
+    draws: list[list[Tensor]] = [[] for _ in answers]
+    for row in range(max((len(rows) for rows, _ in answers), default=0)):
+        for (rows, _), drawn in zip(answers, draws, strict=True):
+            if row < len(rows):
+                drawn.append(torch.randn(rows.shape[1], generator=generator))
     values = []
-    for (rows, _), share in zip(answers, free, strict=False):
+    for (rows, _), share, drawn in zip(answers, free, draws, strict=False):
         o = rows - share * rows.mean(1, keepdim=True) if share else rows
         size = torch.linalg.vector_norm(o.detach(), dim=1, keepdim=True)
         if not o.requires_grad or not bool(size.isfinite().all()) or not bool(size.any()):
             continue
-        v = torch.randn(o.shape, generator=generator).to(o)
-        values.append((v * o / torch.where(size > 0, size, torch.inf)).sum())
+        values.append((torch.stack(drawn).to(o) * o / torch.where(size > 0, size, torch.inf)).sum())
     if not values:
         raise LeanconvError("the network's outputs are all 0, not finite or do not depend on its layers")
     total: Tensor = torch.stack(values).sum() / len(values) ** 0.5
     return total
 
 
-def _free(rows: Tensor) -> float:
-    """How much of a change common to all columns of ``rows`` (images x columns) is ignored: all of it for scores of
+@torch.no_grad()
+def _shares(network: nn.Module, images: list[Batch], device: torch.device) -> list[float]:
+    """``_free`` of each answer, by the first images: one alone does not show how answers vary."""
+    found: list[list[Answer]] = []
+    seen = 0
+    for batch in images:
+        if seen < AT_ONCE:
+            found.append(_answers(network, batch, device))
+            seen += batch.size
+    return [_free([rows for rows, matrix in some if matrix]) for some in zip(*found, strict=False)]
+
+
+def _free(parts: list[Tensor]) -> float:
+    """How much of a change common to all columns of ``parts`` (images x columns) is ignored: all of it for scores of
     classes, as softmax does not see it, nothing for a regressor, and a share for outputs between the two."""
-    if rows.shape[1] == 1:
+    if len({part.shape[1] for part in parts}) != 1 or parts[0].shape[1] == 1:
         return 0.0
+    rows = torch.cat(parts)[:AT_ONCE]
     varying = rows - rows.mean(0)
     common, whole = float(rows.shape[1] * varying.mean(1).square().sum()), float(varying.square().sum())
     share = common / whole if whole > 0 else 0.0

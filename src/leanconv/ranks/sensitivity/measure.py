@@ -10,6 +10,7 @@ from leanconv.calibrate.batches import log, out_of_memory
 from leanconv.calibrate.gradients import AT_ONCE, Gradients, in_parts, output_gradients
 from leanconv.calibrate.probes import Probe
 from leanconv.calibrate.streams import Streams, drawn
+from leanconv.errors import LeanconvError
 from leanconv.forms import Axis
 from leanconv.ranks.sensitivity.merit import Points
 from leanconv.ranks.spectra import Spectra
@@ -21,15 +22,17 @@ STAGE = "measuring layers"
 
 
 def measure_gradients(streams: Streams, spectra: Spectra) -> dict[str, Gradients]:
-    """Of every layer. Where the device runs out of memory fewer images go through together."""
-    images, most = drawn(streams, IMAGES), AT_ONCE
-    alone = streams.cutting is not None and streams.cutting.one_by_one
+    """Of every layer. Where the device runs out of memory fewer images go through together.
+
+    Raises LeanconvError where there are none, or no memory for those of one image."""
+    batches = drawn(streams, IMAGES)
+    if streams.cutting is not None and streams.cutting.one_by_one:
+        batches = list(in_parts(batches, AT_ONCE))
     while True:
-        batches = list(in_parts(images, most)) if alone else images
         try:
             with (
-                streams.clock.stage("measuring layers"),
-                streams.reporter.stage("measuring layers", len(batches)) as stage,
+                streams.clock.stage(STAGE),
+                streams.reporter.stage(STAGE, len(batches)) as stage,
             ):
                 return output_gradients(
                     streams.original,
@@ -41,10 +44,13 @@ def measure_gradients(streams: Streams, spectra: Spectra) -> dict[str, Gradients
                     step=stage.advance,
                 )
         except Exception as error:
-            if not (out_of_memory(error) and alone and most > 1):
+            if not out_of_memory(error):
                 raise
-            most //= 2
-            log.info("gradients of %d images at a time", most)
+            most = max(batch.size for batch in batches) // 2
+            if not most:
+                raise LeanconvError(f"there is no memory for those of a single image ({type(error).__name__})") from error
+        batches = list(in_parts(batches, most))
+        log.info("gradients of %d images at a time", most)
 
 
 def split_losses(
