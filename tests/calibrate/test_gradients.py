@@ -221,7 +221,9 @@ def test_all_parameters_may_be_frozen() -> None:
 
 
 def largest_changes(model: nn.Module, images: Tensor, draws: int = 1) -> dict[str, float]:
-    return {name: max(change for _, change in one.changes) for name, one in measured(model, images, draws=draws).items()}
+    return {
+        name: max(change for _, change in one.changes) for name, one in measured(model, images, draws=draws).items()
+    }
 
 
 def test_a_constant_added_to_all_classes_does_not_count() -> None:

@@ -84,8 +84,8 @@ def test_nothing_is_fitted_to_them(refined: Any, few: bool, monkeypatch: pytest.
 
 @pytest.mark.parametrize("cut", [1, 7, 60])
 def test_they_are_drawn_by_the_seed_however_images_are_batched(cut: int) -> None:
-    """Ranks by energy: of two that are as good, rounding decides, and single images are not laid out channels-last."""
-    checks = [run(images, ranks="energy").check for images in (list(IMAGES.split(cut)), IMAGES)]
+    """Of splits of filters, which nothing is fitted to: fits round otherwise where single images come in."""
+    checks = [run(images, scheme="spatial").check for images in (list(IMAGES.split(cut)), IMAGES)]
     assert checks[0].kl == pytest.approx(checks[1].kl, rel=1e-3)
     assert held_out(60) != held_out(60, seed=1)
 

@@ -48,7 +48,9 @@ def measure_gradients(streams: Streams, spectra: Spectra) -> dict[str, Gradients
                 raise
             most = max(batch.size for batch in batches) // 2
             if not most:
-                raise LeanconvError(f"there is no memory for those of a single image ({type(error).__name__})") from error
+                raise LeanconvError(
+                    f"there is no memory for those of a single image ({type(error).__name__})"
+                ) from error
         batches = list(in_parts(batches, most))
         log.info("gradients of %d images at a time", most)
 
