@@ -73,10 +73,10 @@ def accelerate(
         ranks: ``"auto"``, the default, is ``"sensitivity"`` where that is possible: it measures, by gradients, how far
             errors of every layer move the network's output, and chooses forms and ranks that together move it least.
             ``"energy"`` keeps the largest product of PCA energies; ``"uniform"`` gives every layer the same speed-up;
-            ``"latency"``, or ``Latency(ms=20,
-            target=Target(...))``, times the forms of every layer on a target and keeps the most energy in that time;
-            ranks by hand, ``{"layer": d'}`` (``(d'', d')`` for 3d), and ``speedup`` is not used; a selector of yours,
-            or a function ``merit(candidate, choice)`` whose sum over the layers is to be largest.
+            ``"latency"``, or ``Latency(ms=20, target=Target(...))``, times the forms of every layer on a target and
+            keeps the most energy in that time; ranks by hand, ``{"layer": d'}`` (``(d'', d')`` for 3d), and ``speedup``
+            is not used; a selector of yours, or a function ``merit(candidate, choice)`` whose sum over the layers is to
+            be largest.
         skip: names of layers to leave alone. Default: the first convolution. ``[]`` skips nothing.
         seed: chooses the sampled positions. Same seed, same machine, same ``threads``: same result, bit for bit.
         device: where to compute; default: where the model is.
@@ -108,8 +108,8 @@ def accelerate(
             (another number rounds otherwise in the last bits). A number given to torch counts as given here
             (OMP_NUM_THREADS, ``torch.set_num_threads``).
 
-    The network's own forward runs only on the first two images, and at the end on those held out. Between them a
-    recorded list of its operations is run, for all images and for both networks (docs/streams.md).
+    The network's own forward runs on the first two images, on 128 that show what its output feels, and at the end on
+    those held out. For all images, and for both networks, a recorded list of its operations is run (docs/streams.md).
     Networks that cannot be recorded are run as they are, and a warning says so.
 
     One of torchvision's detectors takes batches that are lists of images (3 x H x W, any sizes). What lies behind its

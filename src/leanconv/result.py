@@ -225,7 +225,7 @@ class Accelerated:
         """What to do about a network that is far from the original."""
         ways = ["larger ranks" if isinstance(self.options.ranks, dict) else "a smaller speed-up"]
         if self.options.ranks in ("energy", "uniform"):
-            ways.append('ranks="auto"')
+            ways.append('ranks="sensitivity"')
         if len(self.layers) > NAMED:
             left = [name for name, why in self.skipped.items() if why in (reasons.FIRST, reasons.ASKED)]
             worst = sorted(self.layers, key=lambda layer: layer.error, reverse=True)[:NAMED]

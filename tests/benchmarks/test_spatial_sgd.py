@@ -97,7 +97,7 @@ def test_patches_come_from_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_results_of_other_schemes_are_refused() -> None:
     model, images = plain_network(), smooth_images()
-    result = leanconv.accelerate(model, images, 2.0, scheme="3d", progress=False, samples=500)
+    result = leanconv.accelerate(model, images, 2.0, scheme="3d", ranks="energy", progress=False, samples=500)
     with pytest.raises(leanconv.LeanconvError, match="give a result of scheme='spatial'"):
         train_spatial_pairs(model, result, images)
 

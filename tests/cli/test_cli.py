@@ -46,6 +46,22 @@ def test_json_is_all_that_is_printed(place: Path, leanconv_command) -> None:
     assert found["layers"][0]["scheme"] == "channel"
 
 
+def test_the_paper_is_its_fit_and_ranks_by_energy(place: Path, leanconv_command) -> None:
+    found = []
+    for name, words in {"paper": "--paper", "spelt-out": "--refine none --ranks energy", "default": ""}.items():
+        code, out, err = leanconv_command(f"{ACCELERATE} {words} --out {name} --json --quiet")
+        assert code == 0, err
+        found.append(json.loads(out))
+    weights = [safetensors.torch.load_file(place / one["folder"] / "model.safetensors") for one in found]
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+    assert found[0]["layers"] == found[1]["layers"] != found[2]["layers"]
+    assert [(one["options"]["refine"], one["options"]["ranks"]) for one in found] == [
+        ("none", "energy"),
+        ("none", "energy"),
+        ("closed-form", "auto"),
+    ]
+
+
 def test_threads_are_those_of_the_run(place: Path, leanconv_command, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, set_them = [], torch.set_num_threads
     monkeypatch.setattr(torch, "set_num_threads", lambda count: (seen.append(count), set_them(count)))
@@ -214,7 +230,8 @@ def test_python_dash_m(place: Path) -> None:
 
 def test_a_grey_folder_remembers_how_it_was_made(place: Path, leanconv_command) -> None:
     code, _, err = leanconv_command(
-        f"accelerate net.py:grey --images photos --speedup 1.2 --out fast --channels 1 --no-skip --samples 200 {COMMON}"
+        "accelerate net.py:grey --images photos --speedup 1.2 --out fast --channels 1 --no-skip --samples 200 "
+        f"--ranks energy {COMMON}"
     )
     assert code == 0, err
     code, out, err = leanconv_command("inspect fast --model net.py:grey --device cpu --json")

@@ -151,7 +151,7 @@ def test_a_layer_kept_whole_takes_the_factor_in(tmp_path) -> None:
     """What the plan leaves dense may still get fewer inputs; it is reported, saved and counted."""
     model, images = build(Narrow()), smooth_images(24)
     for speedup in (1.3, 1.5, 2.0, 2.5, 3.0):
-        result = leanconv.accelerate(model, images, speedup, scheme="3d", progress=False, samples=3000)
+        result = leanconv.accelerate(model, images, speedup, ranks="energy", progress=False, samples=3000)
         assert speedup <= result.speedup < 1.02 * speedup
         if any(layer.scheme == "merged" for layer in result.layers):
             break

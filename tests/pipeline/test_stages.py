@@ -126,9 +126,12 @@ def test_a_plan_is_edited_and_printed(analysis: leanconv.Analysis) -> None:
     assert {one.name: (one.scheme, one.ranks) for one in result.layers} == {"3": ("3d", (7, 5)), "7": ("channel", (9,))}
     assert result.skipped["10"] == reasons.NOT_NEEDED
     assert result.speedup == plan.speedup
-    by_hand = called(ranks={"3": (7, 5), "7": Choice(CHANNEL, (9,))})
+    ranks = {"3": (7, 5), "7": Choice(CHANNEL, (9,))}
+    by_hand = called(ranks=ranks)
     assert by_hand.skipped["10"] == reasons.NOT_NAMED
-    assert_same(by_hand, result)
+    # A layer less is looked at, so the streams round otherwise, and the nonlinear solver stops at another step.
+    assert_same(by_hand, result, tolerance=1e-3)
+    assert_same(called(ranks=ranks, solver="linear"), analysis.apply(plan, solver="linear"))
 
 
 def test_ranks_by_hand_are_saved_with_their_forms(tmp_path: Path) -> None:

@@ -224,7 +224,9 @@ def test_without_a_terminal_there_is_a_line_a_layer(arguments: dict[str, object]
         ranks = " x ".join(map(str, layer.ranks))
         said = f"{number}/{len(result.layers)} {layer.name} {layer.scheme} rank {ranks}, error {layer.error:.3f}"
         assert sum(said in line for line in lines) == 1, lines
-    assert len(lines) <= len(result.layers) + 7  # and one a stage, and how long it will take
+    stages = [line.split(": ")[1] for line in lines if "done in" in line]
+    assert len(set(stages)) == len(stages)
+    assert len(lines) == len(result.layers) + len(stages) + 1, lines  # the last: how long it will take
 
 
 def test_no_progress_says_nothing(capsys) -> None:

@@ -295,22 +295,13 @@ class Analysis:
 
     def _left_whole(self, layers: Mapping[str, LayerState], *, by_hand: bool) -> dict[str, str]:
         """Why each layer stays as it is. Responses of layers that could have been replaced are dropped."""
-        prepared, scheme = self._prepared, self._prepared.options.forms
-        skipped = dict(prepared.skipped)
+        prepared, skipped = self._prepared, dict(self._prepared.skipped)
         for name, site in prepared.sites.items():
             if name in layers:
                 continue
             if self._last:
                 self._spectra.targets.drop(name)
-            forms = scheme.applicable(site.geometry)
-            if by_hand:
-                skipped[name] = reasons.NOT_NAMED
-            elif not forms:
-                skipped[name] = reasons.NOT_SPATIAL
-            elif all(form.macs(site.cost, (1,) * len(form.axes)) >= site.cost.dense for form in forms):
-                skipped[name] = reasons.NOT_CHEAPER
-            else:
-                skipped[name] = reasons.NOT_NEEDED
+            skipped[name] = reasons.NOT_NAMED if by_hand else prepared.not_chosen(site)
         return skipped
 
     def _check_distillable(self) -> None:

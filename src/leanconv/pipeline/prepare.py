@@ -58,6 +58,14 @@ class Prepared:
             del self.sites[name]
             self.skipped[name] = reasons.NOT_NAMED
 
+    def not_chosen(self, site: Site) -> str:
+        """Why a plan leaves the site as it is."""
+        forms = self.options.forms.applicable(site.geometry)
+        if not forms:
+            return reasons.NOT_SPATIAL
+        cheaper = any(form.macs(site.cost, (1,) * len(form.axes)) < site.cost.dense for form in forms)
+        return reasons.NOT_NEEDED if cheaper else reasons.NOT_CHEAPER
+
     def probe(self, site: Site) -> Probe:
         """Of the original's filters."""
         weight, bias = self.filters.of(site, self.dtype)

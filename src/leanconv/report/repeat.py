@@ -14,7 +14,7 @@ from leanconv.config import Options
 UNKNOWN = "MODEL"
 # Options of accelerate that say which weights the original has.
 OF_ORIGINAL = ("--weights", "--num-classes")
-# Options that go with --ranks latency only.
+# Options that with --ranks latency are about what is timed.
 BY_TIME = ("--latency", "--runtime", "--threads", "--dtype")
 
 
@@ -72,13 +72,14 @@ def at_another_speedup(data: dict[str, Any]) -> str:
         options = {**data["options"], "speedup": None, "ranks": "energy", "target": None, "latency": None}
         plain = repeat({**data, "options": options})
         return plain.replace("(model, images, ", f"(model, images, speedup={mark}, ", 1)
+    dropped = ("--speedup", "--ranks", "--out", *(BY_TIME if data["options"]["ranks"] == "latency" else ()))
     words: list[str] = []
     rest = iter(data["command"])
     for word in rest:
         name, equals, value = word.partition("=")
-        if name in ("--speedup", "--ranks", "--out", *BY_TIME):
+        if name in dropped:
             value = value if equals else next(rest, "")
             words += [name, f"{shlex.quote(plain_name(value))}-{mark}x"] if name == "--out" else []
         else:
             words.append(shlex.quote(word))
-    return " ".join([*words, "--speedup", mark])
+    return " ".join([*words, "--ranks", "energy", "--speedup", mark])

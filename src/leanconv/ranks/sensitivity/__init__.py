@@ -1,1 +1,1 @@
-"""What every layer does to the output: one of them approximated at a time, in the otherwise original network."""
+"""Ranks by how far errors of every layer move the network's output: what is measured, and the choice by it."""
