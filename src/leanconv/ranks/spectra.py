@@ -20,7 +20,7 @@ from leanconv.network.layers.geometry import Cost, Geometry
 from leanconv.network.sites import Survey
 from leanconv.ranks.candidates import Candidate, Energies
 from leanconv.ranks.merging import Pairs, Problem
-from leanconv.solve import FilterBasis, Metric, TwoStep
+from leanconv.solve import FilterBasis, TwoStep
 
 # Images that show what spatial splits lose, and patches of a layer: 151 MB for 512 channels and 3 x 3 filters.
 IMAGES, ROWS = 128, 8192
@@ -88,7 +88,6 @@ class Spectra:
         self.dense, self.targets, self.scheme = dense, targets, scheme
         self._bases: dict[tuple[str, Axis], FilterBasis] = {}
         self._seen: dict[tuple[str, Axis], FilterBasis] = {}
-        self._metrics: dict[str, Metric | None] = {}
         self._patches: Samples | None = None
         self.candidates: dict[str, Candidate] = {
             name: Candidate(name=name, geometry=probe.site.geometry, cost=probe.site.cost)
@@ -147,22 +146,22 @@ class Spectra:
                 )
         return self._patches
 
-    def see(self, streams: Streams, gradients: Mapping[str, Gradients]) -> Mapping[str, Metric | None]:
-        """Find how to split filters for what their layers see, and for what the output feels of it. Returns the metrics
-        of that."""
+    def see(self, streams: Streams, gradients: Mapping[str, Gradients]) -> None:
+        """Find how to split filters for what their layers see, and for what the output feels of it."""
         for name, probe in self.dense.items():
-            if name in self._metrics:
-                continue
-            metric = self._metrics[name] = gradients[name].metrics[0] if name in gradients else None
+            metric = gradients[name].metrics[0] if name in gradients else None
             for axis in self._split_axes(name):
-                if axis.basis_as_seen is None:
+                if axis.basis_as_seen is None or (name, axis) in self._seen:
                     continue
                 patches = self.patches(streams).get(name).y
                 with streams.clock.stage("looking at patches"):
                     basis = axis.basis_as_seen(probe.weight, patches, metric)
                 if basis is not None:
                     self._seen[name, axis] = basis
-        return self._metrics
+
+    def seen_energies(self, name: str) -> dict[Axis, Energies]:
+        """Along the axes that ``see`` has looked at."""
+        return {axis: Energies(basis.values.tolist()) for (seen, axis), basis in self._seen.items() if seen == name}
 
     def _split_axes(self, name: str) -> list[Axis]:
         forms = self.scheme.applicable(self.dense[name].site.geometry)

@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from leanconv.forms import RESPONSES, Axis, Choice
-from leanconv.ranks.candidates import Candidate
+from leanconv.forms import Axis, Choice
+from leanconv.ranks.candidates import Candidate, Energies
 from leanconv.ranks.select import Merit
 
 # Changes under LEAST are rounding: a layer that the output does not depend on has only those. No curve exceeds MOST.
@@ -30,11 +30,10 @@ Points = tuple[tuple[float, float], ...]
 @dataclass(frozen=True, kw_only=True)
 class LayerSensitivity:
     """Measurements of one layer. ``output``: (share of the responses' energy lost, relative change of the output).
-    ``splits``: for each axis of the filters, (share of the filters' energy lost, share of the responses' energy lost)
-    at some ranks."""
+    ``splits``: for each axis of the filters, their energies as the layer sees them, where that was looked at."""
 
     output: Points
-    splits: Mapping[Axis, Points] = field(default_factory=dict)
+    splits: Mapping[Axis, Energies] = field(default_factory=dict)
 
 
 class Curve:
@@ -109,26 +108,21 @@ def least_change(measured: Mapping[str, LayerSensitivity], *, refits: bool) -> M
     ``refits``: whether a layer in factors is fitted to the input it will have; a whole layer is not.
     """
     units = {name: math.sqrt(loss) for name, loss in allowed(measured).items()}
-    splits = {
-        name: {axis: Curve(points, 1.0) for axis, points in one.splits.items() if points}
-        for name, one in measured.items()
-    }
 
     def merit(candidate: Candidate, choice: Choice | None) -> float:
         if choice is None:
             return -REFIT / units[candidate.name] if refits else 0.0
-        return -lost(candidate, choice, splits[candidate.name]) / units[candidate.name]
+        return -lost(candidate, choice, measured[candidate.name].splits) / units[candidate.name]
 
     return merit
 
 
-def lost(candidate: Candidate, choice: Choice, splits: Mapping[Axis, Curve]) -> float:
-    """Share of the response energy. Where no split was measured, responses are taken to lose what filters lose."""
+def lost(candidate: Candidate, choice: Choice, splits: Mapping[Axis, Energies]) -> float:
+    """Share of the response energy. ``splits``: of the filters as the layer sees them; without, responses are taken to
+    lose what filters lose."""
     total = 0.0
-    for axis, kept in candidate.kept(choice).items():
-        if candidate.spectrum(axis) is not None:
-            total += 1.0 - kept if axis is RESPONSES else splits.get(axis, AS_FILTERS)(1.0 - kept)
+    for axis, rank in zip(choice.form.axes, choice.ranks, strict=True):
+        energies = splits.get(axis) or candidate.spectrum(axis)
+        if energies is not None:
+            total += 1.0 - energies.kept[rank]
     return total
-
-
-AS_FILTERS = Curve(((1.0, 1.0),), 1.0)

@@ -10,15 +10,10 @@ from torch import nn
 
 from leanconv.calibrate.gradients import Gradients
 from leanconv.errors import LeanconvError, warn
-from leanconv.forms import Axis, Choices, Form, Scheme
-from leanconv.ranks.candidates import Candidate
+from leanconv.forms import Choices
 from leanconv.ranks.merging import Pairs
 from leanconv.ranks.selector import Energy, RankSelector, Request
-from leanconv.ranks.sensitivity.measure import split_losses
 from leanconv.ranks.sensitivity.merit import LayerSensitivity, least_change
-
-# Shares of a layer's cost at which its splits are looked at.
-SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
 
 @dataclass(frozen=True)
@@ -69,54 +64,12 @@ class Auto(Sensitivity):
 
 
 def measure_sensitivity(request: Request, gradients: Mapping[str, Gradients]) -> dict[str, LayerSensitivity]:
-    """Of every candidate. What the notes know of splits already is not measured again."""
-    streams, spectra, scheme = request.streams, request.spectra, request.scheme
-    candidates = spectra.candidates
-    splits = [axis for axis in scheme.axes if axis.basis is not None]
-    # Nothing corrects the splits of a scheme that is not fitted.
-    how = " as seen" if request.sees else "" if scheme.fitted else " as they are"
-    key = {axis: f"{axis.name} splits{how}" for axis in splits}
-    metrics = spectra.see(streams, gradients) if request.sees else None
-    known = request.notes.read("sensitivity")
-    split = {
-        axis: {
-            name: _by_share(one, scheme, axis)
-            for name, one in candidates.items()
-            if key[axis] not in known.setdefault(name, {})
-        }
-        for axis in splits
-    }
-    steps = sum(map(len, (some for layers in split.values() for some in layers.values())))
-    with streams.reporter.stage("measuring splits", steps) as stage:
-        for axis, layers in split.items():
-            if any(layers.values()):
-                losses = split_losses(
-                    streams, spectra, axis, layers, stage.advance, corrected=scheme.fitted, metrics=metrics
-                )
-                for name, points in losses:
-                    known[name][key[axis]] = points
-    if any(split.values()):
-        request.notes.write("sensitivity", known)
+    """Of every candidate. What splits lose is said by the energies of the filters, as the layers see them if they are
+    split so."""
+    spectra = request.spectra
+    if request.sees:
+        spectra.see(request.streams, gradients)
     return {
-        name: LayerSensitivity(
-            output=gradients[name].changes, splits={axis: known[name].get(key[axis], ()) for axis in splits}
-        )
-        for name in candidates
+        name: LayerSensitivity(output=gradients[name].changes, splits=spectra.seen_energies(name))
+        for name in spectra.candidates
     }
-
-
-def _by_share(one: Candidate, scheme: Scheme, axis: Axis) -> list[int]:
-    """The ranks of a split that cost SHARES of the layer; not full rank."""
-    spectrum = one.spectrum(axis)
-    if spectrum is None:
-        return []
-    form = _split_form(scheme, axis)
-    full, *others = form.limits(one.geometry)
-    unit = form.macs(one.cost, (1, *others)) - form.macs(one.cost, (0, *others))
-    found = {max(1, round(share * one.cost.dense / unit)) for share in SHARES}
-    return sorted(rank for rank in found if rank < full and spectrum.kept[rank] < 1)
-
-
-def _split_form(scheme: Scheme, axis: Axis) -> Form:
-    """The form with fewest ranks that cuts along ``axis`` first."""
-    return next(form for form in scheme.forms if form.axes[0] is axis)
