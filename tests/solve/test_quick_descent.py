@@ -13,7 +13,7 @@ from leanconv.solve.nonlinear import Descent
 from leanconv.solve.nonlinear_holdout import HEAT, ITERATIONS, PATIENCE, TOLERANCE, WEIGHT
 from leanconv.solve.reduced_rank import Regressor
 from leanconv.system.precision import multiplies_bfloat16
-from tests.solve.test_nonlinear_holdout import error, layer
+from tests.support.deep_responses import error, layer
 
 relu = activation("relu")
 nonlinear_module = importlib.import_module("leanconv.solve.nonlinear")  # the room has a function of its name
