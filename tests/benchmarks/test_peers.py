@@ -30,7 +30,7 @@ def test_the_readme_has_the_best_of_each() -> None:
     plain, by_output, aimet, pruning, tucker = (
         f"{min(row['increase'] for row in rows if row['way'].partition(', norms')[0] == way):.2f}" for way in peers.WAYS
     )
-    assert f'leanconv loses {plain} points of top-1, and {by_output} with `ranks="sensitivity"`' in text
+    assert f'{plain} points of top-1 with `ranks="energy"`, and {by_output} with `ranks="sensitivity"`' in text
     assert f"AIMET's spatial SVD {aimet}, tensorly-torch's Tucker decomposition {tucker}" in text
     assert f"Torch-Pruning {pruning}, each" in text
     assert f"of {rows[0]['original']['top1']:.2f} % top-1" in text

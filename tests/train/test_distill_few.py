@@ -43,7 +43,9 @@ def test_layers_are_fitted_to_the_others_only(monkeypatch: pytest.MonkeyPatch) -
     assert (result.images, result.check.images, len(seen["trained"])) == (40, 8, 29)
     assert len(torch.cat([seen["trained"], seen["judged"]]).unique(dim=0)) == 32
     fitted = run("closed-form", images=seen["trained"])
-    assert result.layers == fitted.layers
+    # Gradients of the output round otherwise where images go through in other batches.
+    assert [(one.ranks, one.samples) for one in result.layers] == [(one.ranks, one.samples) for one in fitted.layers]
+    assert [one.error for one in result.layers] == pytest.approx([one.error for one in fitted.layers], rel=5e-3)
     enough = images(refine.FEW)
     run(Distill(steps=1), images=enough)
     assert seen["judged"] is None
