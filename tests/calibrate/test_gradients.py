@@ -367,6 +367,23 @@ def test_outputs_that_cannot_be_differentiated(way: Callable[[Tensor], Tensor], 
         measured(model, smooth_images(4).double())
 
 
+def test_layers_that_run_without_gradients_do_not_hide_the_others() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = self.first(x).relu()
+            return self.second(x)
+
+    found = measured(Frozen().eval().double(), smooth_images(4).double())
+    assert found["first"].metrics() == [None]
+    assert found["first"].changes == ()  # which is not known to be nothing
+    assert found["second"].metrics() != [None]
+
+
 def test_an_error_of_the_network_itself_is_not_hidden() -> None:
     def broken(x: Tensor) -> Tensor:
         if x.requires_grad:

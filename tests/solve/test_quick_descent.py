@@ -13,7 +13,7 @@ from leanconv.solve.nonlinear import Descent
 from leanconv.solve.nonlinear_holdout import HEAT, ITERATIONS, PATIENCE, TOLERANCE, WEIGHT
 from leanconv.solve.reduced_rank import Regressor
 from leanconv.system.precision import multiplies_bfloat16
-from tests.solve.test_nonlinear_holdout import error, layer
+from tests.support.deep_responses import error, layer
 
 relu = activation("relu")
 nonlinear_module = importlib.import_module("leanconv.solve.nonlinear")  # the room has a function of its name
@@ -40,7 +40,7 @@ def test_with_momentum_about_half_as_many_iterations_do(images: int, rank: int) 
     plain, quick = (errors(images, rank, 40, quick=quick) for quick in (False, True))
     assert quick[0] == plain[0]
     for steps, enough in ((10, 7), (20, 10), (40, 16)):
-        assert min(quick[: enough + 1]) <= 1.001 * min(plain[: steps + 1])
+        assert min(quick[: enough + 1]) <= 1.003 * min(plain[: steps + 1])
 
 
 @pytest.mark.parametrize("steps", [1, 2])

@@ -46,7 +46,7 @@ SCORES, NUMBERS = 0.4, 0.6
 class Gradients:
     """Of one layer. ``metric``: for each group of filters, d x d, the sum of g g^T over some positions. ``changes``:
     pairs of a share of the responses' energy and the relative change of the output when their last principal
-    components, which have this share, are left out."""
+    components, which have this share, are left out; none where no gradient came back."""
 
     metric: tuple[Tensor, ...]
     changes: tuple[tuple[float, float], ...]
@@ -99,7 +99,8 @@ class _Layer:
 
         def forward(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
             shown = output + zero
-            shown.register_hook(lambda gradient: self._back(output.detach(), gradient))
+            if shown.requires_grad:  # not in a part that runs without gradients
+                shown.register_hook(lambda gradient: self._back(output.detach(), gradient))
             return shown
 
         return forward
@@ -128,8 +129,8 @@ class _Layer:
             self.batch = None
 
     def found(self) -> Gradients:
-        changes = torch.cat(self.squares).mean(0).sqrt().tolist() if self.squares else [0.0] * len(self.ranks)
-        return Gradients(tuple(self.metric), tuple(zip(self.ranks.values(), changes, strict=True)))
+        changes = torch.cat(self.squares).mean(0).sqrt().tolist() if self.squares else []
+        return Gradients(tuple(self.metric), tuple(zip(self.ranks.values(), changes, strict=bool(changes))))
 
 
 def _ranks(values: Tensor) -> dict[int, float]:
