@@ -57,7 +57,7 @@ def without(step: str | None) -> Iterator[None]:
 
 def cell(subject: Subject, speedup: float, row: str, seed: int, paper: Path) -> dict[str, Any]:
     """``paper``: a file for which pictures the paper's 3d of this speed-up and seed gets right."""
-    arguments = {"refine": "none", **ROWS[row]}
+    arguments = {"refine": "none", "ranks": "energy", **ROWS[row]}
     images = subject.calibration
     if arguments.pop("images", None) == "all":
         images = [part.to(subject.device) for part in subject.training[0].split(500)]

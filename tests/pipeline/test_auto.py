@@ -142,7 +142,7 @@ def test_a_run_that_ended_between_plan_and_fit_ends_in_the_same_bits(
         patch.setattr(stages, "solve_layers", ended)
         with pytest.raises(Killed):
             run(workdir=tmp_path)
-    assert (tmp_path / "sensitivity.json").exists()
+    assert not list((tmp_path / "solved").glob("*.safetensors"))
     assert_equal(run(workdir=tmp_path), run())
 
 
@@ -160,3 +160,11 @@ torch.save([result.model.state_dict(), [vars(one) for one in result.layers]], {s
     assert one[1] == other[1]
     alone = run()
     assert [layer["error"] for layer in one[1]] == pytest.approx([layer.error for layer in alone.layers], rel=0.1)
+
+
+def test_a_plan_does_not_depend_on_those_before_it() -> None:
+    """Ranks for splits by singular values, after ranks for splits as seen, are those of a fresh analysis."""
+    with leanconv.analyze(plain_network(), IMAGES, samples=2000, progress=False) as looked_at:
+        looked_at.plan(2)
+        plan = looked_at.plan(2, ranks="sensitivity", asymmetric=False)
+        assert_equal(looked_at.apply(plan), run(ranks="sensitivity", asymmetric=False))

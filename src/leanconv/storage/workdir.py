@@ -3,7 +3,7 @@
     leanconv-work.json    the arguments, the number of threads, and whether the run is finished
     statistics/           sampled responses of the original network, raw numbers, and what they are
     spectra.json          what ranks are chosen by
-    sensitivity.json      what every layer does to the output, with ranks="sensitivity"
+    sensitivity.json      what every layer did to the output, from a folder of before; nothing reads it
     plan.json             the plan found by timing, with ranks="latency"
     solved/               a safetensors file for every layer, in the order they were solved
     distilling/           the state of the training with refine="distill"
@@ -54,7 +54,7 @@ REMOVED = (SAMPLES, SPECTRA, SENSITIVITY, SOLVED, DISTILLING)
 OWN = (STATE, SAMPLES, SPECTRA, SENSITIVITY, PLAN, *(f"{name}{OLD}" for name in REMOVED))
 
 # What was measured: the file and its key.
-NOTES = {"spectra": (SPECTRA, "spectra"), "sensitivity": (SENSITIVITY, "layers"), "plan": (PLAN, "plan")}
+NOTES = {"spectra": (SPECTRA, "spectra"), "plan": (PLAN, "plan")}
 
 # Arguments the statistics depend on.
 BASIS = ("model", "images", "put aside", "device", "samples", "seed", "leanconv", "torch")

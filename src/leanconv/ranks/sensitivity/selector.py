@@ -70,6 +70,6 @@ def measure_sensitivity(request: Request, gradients: Mapping[str, Gradients]) ->
     if request.sees:
         spectra.see(request.streams, gradients)
     return {
-        name: LayerSensitivity(output=gradients[name].changes, splits=spectra.seen_energies(name))
-        for name in spectra.candidates
+        name: LayerSensitivity(output=one.changes, splits=spectra.seen_energies(name) if request.sees else {})
+        for name, one in gradients.items()
     }
