@@ -29,6 +29,8 @@ from leanconv.system.random_state import untouched_rng
 
 # Images that go through the network together; all their activations are kept until the gradients have come back.
 AT_ONCE = 32
+# Images that show how the columns of an output vary.
+SHOWN = 8
 # Positions of an image that the metric is a mean of; responses that principal components are taken from.
 POSITIONS, ROWS = 64, 8192
 # Shares of a layer's response energy that are left out. The smallest hardly changes the output of one layer alone; once
@@ -196,8 +198,13 @@ def output_gradients(
 
 
 def _answers(network: nn.Module, batch: Batch, device: torch.device) -> list[Answer]:
-    output = network(batch.on(device))
-    return [Answer.of(one, batch.size) for one in tensors(output) if one.is_floating_point()]
+    """In bfloat16 on CPUs that have it: three digits are enough for what is a mean over some hundred draws."""
+    inputs = batch.on(device)
+    half = any(multiplies_bfloat16(one) for one in tensors(inputs))
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        output = network(inputs)
+    wide = [one.float() if one.dtype == torch.bfloat16 else one for one in tensors(output) if one.is_floating_point()]
+    return [Answer.of(one, batch.size) for one in wide]
 
 
 def _drawn(answers: list[Answer], free: list[float], generator: torch.Generator) -> Tensor:
@@ -226,7 +233,7 @@ def _shares(network: nn.Module, images: list[Batch], device: torch.device) -> li
     found: list[list[Answer]] = []
     seen = 0
     for batch in images:
-        if seen < AT_ONCE:
+        if seen < SHOWN:
             found.append(_answers(network, batch, device))
             seen += batch.size
     return [_free([rows for rows, matrix in some if matrix]) for some in zip(*found, strict=False)]
@@ -237,7 +244,7 @@ def _free(parts: list[Tensor]) -> float:
     classes, as softmax does not see it, nothing for a regressor, and a share for outputs between the two."""
     if len({part.shape[1] for part in parts}) != 1 or parts[0].shape[1] == 1:
         return 0.0
-    rows = torch.cat(parts)[:AT_ONCE]
+    rows = torch.cat(parts)[:SHOWN]
     varying = rows - rows.mean(0)
     common, whole = float(rows.shape[1] * varying.mean(1).square().sum()), float(varying.square().sum())
     share = common / whole if whole > 0 else 0.0

@@ -52,6 +52,26 @@ class Relu:
         return v.add_(pull, alpha=1.0 / (weight + 1.0))
 
 
+class Clipped:
+    """min(max(y, low), high). Each end is like ``Relu``'s: beyond it z = v, or the pull wins where v is near enough."""
+
+    def __init__(self, low: float, high: float):
+        self._low, self._high = low, high
+
+    def __call__(self, y: Tensor) -> Tensor:
+        return y.clamp(self._low, self._high)
+
+    def z_step(self, target: Tensor, activated: Tensor, v: Tensor, weight: float) -> Tensor:
+        s = math.sqrt(weight / (weight + 1.0))
+        kappa = (1.0 - s) / s
+        margin = torch.add(v, activated, alpha=kappa)
+        pull = torch.sub(activated, v)
+        # Kept where low (1 + kappa) < margin < high (1 + kappa).
+        pull = torch.ops.aten.threshold_backward.default(pull, margin, self._low * (1.0 + kappa))
+        pull = torch.ops.aten.threshold_backward.default(pull, margin.neg_(), -self._high * (1.0 + kappa))
+        return v.add_(pull, alpha=1.0 / (weight + 1.0))
+
+
 class PiecewiseLinear:
     """r(y) = slope y + offset on each of the intervals cut at ``knots`` (rising)."""
 
@@ -226,11 +246,6 @@ def _leaky(slope: Parameter) -> PiecewiseLinear:
     return PiecewiseLinear(lambda y: torch.where(y >= 0, y, slope * y), pieces)
 
 
-def _clipped(low: float, high: float) -> PiecewiseLinear:
-    pieces = [(-math.inf, low, 0.0, low), (low, high, 1.0, 0.0), (high, math.inf, 0.0, high)]
-    return PiecewiseLinear(lambda y: y.clamp(low, high), pieces)
-
-
 # Softplus thresholds from which its jump is lost in float32.
 NO_JUMP = 15.0
 _AROUND_DIP = (0.0, -0.2, -0.5, -1.0, -1.7, -2.4, -2.9, -4.0)
@@ -241,8 +256,8 @@ _MAKERS: dict[str, Callable[[Mapping[str, Parameter]], Activation]] = {
     "relu": lambda p: Relu(),
     "leaky_relu": lambda p: _leaky(float(p.get("slope", 0.01))),
     "prelu": lambda p: _leaky(p["slope"]),
-    "relu6": lambda p: _clipped(0.0, 6.0),
-    "hardtanh": lambda p: _clipped(float(p.get("low", -1.0)), float(p.get("high", 1.0))),
+    "relu6": lambda p: Clipped(0.0, 6.0),
+    "hardtanh": lambda p: Clipped(float(p.get("low", -1.0)), float(p.get("high", 1.0))),
     "silu": lambda p: Smooth(F.silu, _silu, (-1.2784645,), _AROUND_DIP),
     "gelu": lambda p: Smooth(F.gelu, _gelu, (-0.7517916,), _AROUND_DIP),
     "gelu_tanh": lambda p: Smooth(lambda y: F.gelu(y, approximate="tanh"), _gelu_tanh, (-0.7524614,), _AROUND_DIP),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -100,14 +100,15 @@ def unseen(
     def error(fitted: LowRank) -> Tensor:
         return squared_error(fitted, activated, x[held], held_addend, activation)
 
-    def trials() -> Iterator[_Trial]:
-        ridged = plain.ridged(moments, share)
-        start = Descent(target[few], y[few], rank, activation, ridged, seen, addend=few_addend, quick=True)
-        yield _Trial(share, start, error)
-        for weaker in _weaker(share, moments.least_share):
-            yield _Trial(weaker, start.restarted(plain.ridged(moments, weaker)), error)
-
-    best = min(trials(), key=lambda trial: min(trial.errors))
+    ridged = plain.ridged(moments, share)
+    start = Descent(target[few], y[few], rank, activation, ridged, seen, addend=few_addend, quick=True)
+    best = _Trial(share, start, error)
+    for weaker in _weaker(share, moments.least_share):
+        trial = _Trial(weaker, start.restarted(plain.ridged(moments, weaker)), error)
+        if min(trial.errors) >= min(best.errors):  # a share that is weaker still would do worse
+            break
+        best = trial
+    del start
     best.run(ITERATIONS)
     errors, best_share = best.errors, best.share
     iterations = min(range(len(errors)), key=errors.__getitem__)

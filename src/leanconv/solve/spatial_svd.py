@@ -11,6 +11,7 @@ from torch import Tensor
 
 from leanconv.solve.metric import Metric
 from leanconv.solve.moments import Products, chunks
+from leanconv.solve.sample_size import thinned
 
 
 class TwoStep(Protocol):
@@ -100,6 +101,8 @@ def spatial_basis(weight: Tensor) -> SpatialBasis:
 
 # White noise beside the columns that were seen, as a share of their mean variance: it decides where they show nothing.
 WHITE = 0.1
+# Columns that are looked at; four times as many as they have numbers where that is more.
+COLUMNS = 8192
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ def spatial_basis_as_seen(weight: Tensor, patches: Tensor, metric: Metric | None
     Cost: n kw (c kh)^2 multiply-adds, in float32 on a CPU, and O((c kh)^2 (c kh + d kw)).
     """
     d, c, kh, kw = weight.shape
+    patches = patches[thinned(len(patches), min(len(patches), max(COLUMNS, 4 * c * kh) // kw)).to(patches.device)]
     columns = (patches - patches.mean(0)).reshape(-1, c * kh, kw).permute(2, 0, 1).contiguous()  # kw x n x (c kh)
     products = Products(c * kh, c * kh, columns, quick=True)
     for rows in chunks(columns.shape[1], columns.device):
