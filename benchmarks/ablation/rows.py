@@ -10,6 +10,8 @@ from leanconv import ThreeD
 # is two steps; a row "without" one of them shows the other. "images": all the training set's, not 3,000 of them.
 SAMPLES, CLOSED, RANKS = {"samples": 150_000}, {"refine": "closed-form"}, {"ranks": "sensitivity"}
 SWEEPS, DISTILLED = {"scheme": ThreeD(sweeps=3)}, {"refine": "distill"}
+# What accelerate does by default, and without one of its steps.
+DEFAULT = {**CLOSED, "ranks": "auto"}
 PAPER = "the paper's 3d"
 ROWS: dict[str, dict[str, Any]] = {
     PAPER: {},
@@ -27,6 +29,12 @@ ROWS: dict[str, dict[str, Any]] = {
     "samples, sensitivity, distilled": SAMPLES | RANKS | DISTILLED,
     "the last, all training pictures": SAMPLES | RANKS | DISTILLED | {"images": "all"},
     "samples, sensitivity, both halves, distilled": SAMPLES | RANKS | DISTILLED | SWEEPS,
+    "the default": DEFAULT,
+    "the default, ranks by energy": CLOSED,
+    "the default, filters split as they are": DEFAULT | {"without": "splits as seen"},
+    "the default, no metric of the output": DEFAULT | {"without": "the metric"},
+    "the default, samples": DEFAULT | SAMPLES,
+    "the default, distilled": DEFAULT | DISTILLED,
 }
 # The ways a user chooses between, as the README has them.
 SUMMARY = {

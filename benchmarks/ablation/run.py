@@ -41,6 +41,8 @@ from benchmarks.common.results import RESULTS, slug, write_results
 from benchmarks.common.subjects import NETWORKS, Subject, held_out, original_of, refuse_another_network
 from leanconv.config import Options
 from leanconv.evaluation.paired import paired_interval
+from leanconv.ranks.spectra import Spectra
+from leanconv.solve import Metric
 from leanconv.system.atomic_files import write_whole
 
 
@@ -52,6 +54,10 @@ def without(step: str | None) -> Iterator[None]:
             changed.enter_context(patch.object(Options, "free_filters", False))
         elif step == "images held out":
             changed.enter_context(patch("leanconv.pipeline.solve_layers.parted", lambda *_, **__: None))
+        elif step == "splits as seen":
+            changed.enter_context(patch.object(Spectra, "see", lambda *_: None))
+        elif step == "the metric":
+            changed.enter_context(patch.object(Metric, "of", lambda _: None))
         yield
 
 

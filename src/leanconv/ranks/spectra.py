@@ -158,6 +158,8 @@ class Spectra:
                     basis = axis.basis_as_seen(probe.weight, patches, metric)
                 if basis is not None:
                     self._seen[name, axis] = basis
+            if self._patches is not None:
+                self._patches.drop(name)
 
     def seen_energies(self, name: str) -> dict[Axis, Energies]:
         """Along the axes that ``see`` has looked at."""
