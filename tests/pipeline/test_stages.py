@@ -130,7 +130,7 @@ def test_a_plan_is_edited_and_printed(analysis: leanconv.Analysis) -> None:
     by_hand = called(ranks=ranks)
     assert by_hand.skipped["10"] == reasons.NOT_NAMED
     # A layer less is looked at, so the streams round otherwise, and the nonlinear solver stops at another step.
-    assert_same(by_hand, result, tolerance=1e-3)
+    assert_same(by_hand, result, tolerance=5e-3)
     assert_same(called(ranks=ranks, solver="linear"), analysis.apply(plan, solver="linear"))
 
 
