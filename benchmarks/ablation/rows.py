@@ -31,7 +31,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "samples, sensitivity, both halves, distilled": SAMPLES | RANKS | DISTILLED | SWEEPS,
     "the default": DEFAULT,
     "the default, ranks by energy": CLOSED,
-    "the default, filters split as they are": DEFAULT | {"without": "splits as seen"},
+    "the default, splits and what they lose by filters alone": DEFAULT | {"without": "splits as seen"},
     "the default, no metric of the output": DEFAULT | {"without": "the metric"},
     "the default, samples": DEFAULT | SAMPLES,
     "the default, distilled": DEFAULT | DISTILLED,

@@ -24,7 +24,7 @@ from leanconv.network.layers.kinds import KINDS
 from leanconv.network.recognise import is_norm_with_activation
 from leanconv.network.user_model import copied
 from leanconv.solve import Metric, components, thinned
-from leanconv.system.precision import multiplies_bfloat16
+from leanconv.system.precision import chosen_kernels, multiplies_bfloat16
 from leanconv.system.random_state import untouched_rng
 
 # Images that go through the network together; all their activations are kept until the gradients have come back.
@@ -175,7 +175,7 @@ def output_gradients(
     layers = {name: _Layer.of(network, probe, responses(name)) for name, probe in probes.items()}
     zero = torch.zeros((), device=device, requires_grad=True)
     generator = torch.Generator().manual_seed(seed)
-    with ExitStack() as stack:
+    with ExitStack() as stack, chosen_kernels(benchmark=False, deterministic=True):
         stack.enter_context(untouched_rng(seed))
         low = True
         try:

@@ -64,11 +64,10 @@ class Auto(Sensitivity):
 
 
 def measure_sensitivity(request: Request, gradients: Mapping[str, Gradients]) -> dict[str, LayerSensitivity]:
-    """Of every candidate. What splits lose is said by the energies of the filters, as the layers see them if they are
-    split so."""
+    """Of every candidate. What splits lose is said by the energies of the filters as the layers see them, also where
+    they will be split otherwise."""
     spectra = request.spectra
-    if request.sees:
-        spectra.see(request.streams, gradients)
+    spectra.see(request.streams, gradients)
     return {
         name: LayerSensitivity(output=one.changes, splits=spectra.seen_energies(name) if request.sees else {})
         for name, one in gradients.items()
