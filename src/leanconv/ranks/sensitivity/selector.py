@@ -69,6 +69,6 @@ def measure_sensitivity(request: Request, gradients: Mapping[str, Gradients]) ->
     spectra = request.spectra
     spectra.see(request.streams, gradients)
     return {
-        name: LayerSensitivity(output=one.changes, splits=spectra.seen_energies(name) if request.sees else {})
+        name: LayerSensitivity(output=one.changes, splits=spectra.seen_energies(name))
         for name, one in gradients.items()
     }
