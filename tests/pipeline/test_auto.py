@@ -55,6 +55,23 @@ def test_where_filters_are_not_fitted_to_what_they_see_it_is_by_energy(more: dic
     assert_equal(run(**more), run(ranks="energy", **more))
 
 
+def test_a_network_that_takes_one_precision_only_is_measured_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Gradients are taken in bfloat16 where a CPU multiplies it quickly; numpy does not know it."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = plain_network()
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.body(x)
+            return scores + torch.from_numpy(scores.detach().numpy().mean(0))
+
+    result = run(Shifted())
+    assert "warning: ranks" not in capsys.readouterr().err
+    assert_equal(result, run(Shifted(), ranks="sensitivity"))
+
+
 def test_without_gradients_it_is_by_energy_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     class Detached(nn.Module):
         def __init__(self) -> None:

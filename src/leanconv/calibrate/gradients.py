@@ -177,14 +177,21 @@ def output_gradients(
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as stack, chosen_kernels(benchmark=False, deterministic=True):
         stack.enter_context(untouched_rng(seed))
-        free = _shares(network, images, device)
+        low = True
+        try:
+            free = _shares(network, images, device, low=low)
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            low = False  # a network that takes its own precision only
+            free = _shares(network, images, device, low=low)
         for layer in layers.values():
             hook = network.get_submodule(layer.module).register_forward_hook(layer.watch(zero))
             stack.callback(hook.remove)
         for batch in images:
             try:
                 with torch.enable_grad():
-                    answers = _answers(network, batch, device)
+                    answers = _answers(network, batch, device, low=low)
                 torch.autograd.grad(_drawn(answers, free, generator), zero)
             except RuntimeError as error:
                 if out_of_memory(error):
@@ -197,10 +204,10 @@ def output_gradients(
     return {name: layer.found() for name, layer in layers.items()}
 
 
-def _answers(network: nn.Module, batch: Batch, device: torch.device) -> list[Answer]:
-    """In bfloat16 on CPUs that have it: three digits are enough for what is a mean over some hundred draws."""
+def _answers(network: nn.Module, batch: Batch, device: torch.device, *, low: bool) -> list[Answer]:
+    """``low``: in bfloat16 on CPUs that have it. Three digits are enough for a mean over some hundred draws."""
     inputs = batch.on(device)
-    half = any(multiplies_bfloat16(one) for one in tensors(inputs))
+    half = low and any(multiplies_bfloat16(one) for one in tensors(inputs))
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         output = network(inputs)
     wide = [one.float() if one.dtype == torch.bfloat16 else one for one in tensors(output) if one.is_floating_point()]
@@ -228,13 +235,13 @@ def _drawn(answers: list[Answer], free: list[float], generator: torch.Generator)
 
 
 @torch.no_grad()
-def _shares(network: nn.Module, images: list[Batch], device: torch.device) -> list[float]:
+def _shares(network: nn.Module, images: list[Batch], device: torch.device, *, low: bool) -> list[float]:
     """``_free`` of each answer, by the first images: one alone does not show how answers vary."""
     found: list[list[Answer]] = []
     seen = 0
     for batch in images:
         if seen < SHOWN:
-            found.append(_answers(network, batch, device))
+            found.append(_answers(network, batch, device, low=low))
             seen += batch.size
     return [_free([rows for rows, matrix in some if matrix]) for some in zip(*found, strict=False)]
 
