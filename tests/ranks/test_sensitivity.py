@@ -1,4 +1,4 @@
-"""Ranks by what they do to the output: the curves, the merit of a plan, and what splits lose."""
+"""Ranks by what they do to the output: the curves and the merit of a plan."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanconv.calibrate.probes import Probe
 from leanconv.forms import CHANNEL, SCHEMES, SPATIAL, THREE_D, Choice
 from leanconv.forms.spatial import FILTERS
-from leanconv.forms.tucker2 import input_basis
-from leanconv.network.fold import folded
-from leanconv.network.survey import survey
+from leanconv.ranks.candidates import Energies
 from leanconv.ranks.select import select
-from leanconv.ranks.sensitivity.measure import split_loss
 from leanconv.ranks.sensitivity.merit import MOST, Curve, LayerSensitivity, allowed, isotonic, least_change, lost
-from leanconv.solve import Metric, spatial_basis, spatial_basis_as_seen
 from tests.support.candidates import FIXED, NETWORK, achieved
-from tests.support.networks import plain_network
-from tests.support.pictures import smooth_images
 
 
 @settings(max_examples=100, deadline=None)
@@ -57,18 +49,20 @@ def test_where_a_curve_is_reached() -> None:
     assert Curve(((0.03, 0.0), (0.3, 0.0)), 0.5).reaches(0.1) == MOST
 
 
-SPLITS = ((0.2, 0.05), (0.5, 0.3))
-SHARP = LayerSensitivity(output=((0.03, 0.02), (0.1, 0.08), (0.3, 0.4)), splits={FILTERS: SPLITS})
-DULL = LayerSensitivity(output=tuple((x, y / 100) for x, y in SHARP.output), splits=SHARP.splits)
+SPLITS = {FILTERS: Energies([0.98**index for index in range(NETWORK[2].geometry.spatial_limit)])}
+SHARP = LayerSensitivity(output=((0.03, 0.02), (0.1, 0.08), (0.3, 0.4)))
+DULL = LayerSensitivity(output=tuple((x, y / 100) for x, y in SHARP.output))
 
 
 def test_losses_of_both_ranks_add() -> None:
-    one, splits = NETWORK[2], {FILTERS: Curve(SPLITS, 1.0)}
+    one, splits = NETWORK[2], SPLITS
     pair, channel, spatial = Choice(THREE_D, (90, 40)), Choice(CHANNEL, (40,)), Choice(SPATIAL, (90,))
     assert lost(one, pair, splits) == pytest.approx(lost(one, channel, splits) + lost(one, spatial, splits))
     assert min(lost(one, channel, splits), lost(one, spatial, splits)) > 0
     full = Choice(THREE_D, (one.geometry.spatial_limit, one.geometry.channel_limit))
     assert lost(one, full, splits) == pytest.approx(0, abs=1e-12)
+    assert lost(one, spatial, splits) == pytest.approx(1 - splits[FILTERS].kept[90])  # as the layer sees the filters
+    assert lost(one, spatial, {}) == pytest.approx(1 - one.spectra["spatial"].kept[90])  # the filters' own
 
 
 def test_layers_may_lose_what_changes_the_output_alike() -> None:
@@ -102,76 +96,3 @@ def test_layers_that_are_fitted_in_factors_are_not_left_whole() -> None:
 
     assert planned(True) == set(measured)
     assert planned(False) < set(measured)
-
-
-def layer_and_patches() -> tuple[Probe, torch.Tensor]:
-    """A layer, and what it sees: patches whose directions the filters' energy knows nothing of."""
-    model, images = plain_network(batch_norm=False).double(), smooth_images(8).double()
-    site = next(site for site in survey(model, images).sites if site.name == "2")
-    probe = Probe(site, *folded(model, site, torch.float64))
-    torch.manual_seed(0)
-    mix = torch.randn(20, probe.weight[0].numel(), dtype=torch.float64)
-    return probe, torch.randn(4000, 20, dtype=torch.float64) @ mix
-
-
-@pytest.mark.parametrize("basis", [spatial_basis, input_basis])
-def test_a_split_loses_what_it_does_not_explain_and_regression_gets_some_of_it_back(basis: Any) -> None:
-    probe, patches = layer_and_patches()
-    split = basis(probe.weight).split(10)
-    half = patches[len(patches) // 2 :]
-    y, given = (half @ weight.flatten(1).T for weight in (probe.weight, split.product()))
-    plain = float((y - given).square().sum() / (y - y.mean(0)).square().sum())
-    assert split_loss(probe, split, patches, None, corrected=False) == pytest.approx(plain)
-    assert 0 < split_loss(probe, split, patches, None, corrected=True) < 0.9 * plain
-
-
-def test_at_full_rank_nothing_is_lost() -> None:
-    probe, patches = layer_and_patches()
-    full = spatial_basis(probe.weight).split(probe.site.geometry.spatial_limit)
-    for corrected in (False, True):
-        assert split_loss(probe, full, patches, None, corrected=corrected) < 1e-9
-
-
-def test_where_regression_learns_noise_the_split_as_it_is_counts() -> None:
-    probe, patches = layer_and_patches()
-    split = spatial_basis(probe.weight).split(10)
-    for few in (2, 6, 40):
-        plain, best = (
-            split_loss(probe, split, patches[:few], None, corrected=corrected) for corrected in (False, True)
-        )
-        assert best <= plain
-
-
-def test_losses_are_in_the_metric_of_the_output() -> None:
-    """What nothing feels is no loss: that of filters whose responses are scaled away, and not of those that are not."""
-    probe, patches = layer_and_patches()
-    d = len(probe.weight)
-    split = spatial_basis(probe.weight).split(10)
-    alike = Metric.of(5 * torch.eye(d, dtype=torch.float64))
-    assert alike is not None
-    plain = split_loss(probe, split, patches, None, corrected=False)
-    assert split_loss(probe, split, patches, alike, corrected=False) == pytest.approx(plain)
-    one = Metric(torch.diag(torch.tensor([1.0, *[0.0] * (d - 1)], dtype=torch.float64)))
-    half = patches[len(patches) // 2 :]
-    y, given = ((half @ weight.flatten(1).T)[:, 0] for weight in (probe.weight, split.product()))
-    wanted = float((y - given).square().sum() / (y - y.mean()).square().sum())
-    assert split_loss(probe, split, patches, one, corrected=False) == pytest.approx(wanted)
-
-
-def test_splits_for_what_is_seen_lose_less() -> None:
-    probe, patches = layer_and_patches()
-    seen = spatial_basis_as_seen(probe.weight, patches)
-    assert seen is not None
-    for rank in (4, 10):
-        before, after = (
-            split_loss(probe, basis.split(rank), patches, None, corrected=True)
-            for basis in (spatial_basis(probe.weight), seen)
-        )
-        assert after < before
-
-
-def test_responses_that_never_vary_lose_nothing() -> None:
-    probe, patches = layer_and_patches()
-    split = spatial_basis(probe.weight).split(4)
-    for corrected in (False, True):
-        assert split_loss(probe, split, torch.zeros_like(patches), None, corrected=corrected) == 0.0

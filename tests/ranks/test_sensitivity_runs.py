@@ -226,29 +226,6 @@ def test_a_target_goes_with_latency_only() -> None:
         leanconv.accelerate(plain_network(), smooth_images(), ranks="sensitivity", target=leanconv.Target())
 
 
-def test_workdir_keeps_what_splits_lose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another speed-up measures no split again; another scheme what it needs besides."""
-    arguments: dict[str, Any] = {"ranks": "sensitivity", "workdir": tmp_path / "work", **QUICK}
-    asked: list[str] = []
-    usual = measure.split_loss
-
-    def noted(dense: Any, split: Any, *rest: Any, **named: Any) -> float:
-        asked.append(type(split).__name__)
-        return usual(dense, split, *rest, **named)
-
-    monkeypatch.setattr(measure, "split_loss", noted)
-    model, images = plain_network(), smooth_images()
-    leanconv.accelerate(model, images, 2, **arguments)
-    assert set(asked) == {"SpatialFactors"}
-    asked.clear()
-    again = leanconv.accelerate(model, images, 3, **arguments)
-    assert not asked
-    leanconv.accelerate(model, images, 2, "tucker2", **arguments)
-    assert set(asked) == {"PointwiseSplit"}
-    fresh = leanconv.accelerate(model, images, 3, ranks="sensitivity", **QUICK)
-    assert [layer.ranks for layer in again.layers] == [layer.ranks for layer in fresh.layers]
-
-
 def test_few_images_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients are taken of so many however many there are, drawn from all."""
     seen: list[list[Batch]] = []

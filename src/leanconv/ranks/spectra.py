@@ -87,7 +87,7 @@ class Spectra:
     def __init__(self, dense: dict[str, Probe], targets: Samples, scheme: Scheme):
         self.dense, self.targets, self.scheme = dense, targets, scheme
         self._bases: dict[tuple[str, Axis], FilterBasis] = {}
-        self._seen: dict[tuple[str, Axis], FilterBasis] = {}
+        self._seen: dict[tuple[str, Axis], FilterBasis | None] = {}  # None where patches never vary
         self._patches: Samples | None = None
         self.candidates: dict[str, Candidate] = {
             name: Candidate(name=name, geometry=probe.site.geometry, cost=probe.site.cost)
@@ -155,15 +155,14 @@ class Spectra:
                     continue
                 patches = self.patches(streams).get(name).y
                 with streams.clock.stage("looking at patches"):
-                    basis = axis.basis_as_seen(probe.weight, patches, metric)
-                if basis is not None:
-                    self._seen[name, axis] = basis
+                    self._seen[name, axis] = axis.basis_as_seen(probe.weight, patches, metric)
             if self._patches is not None:
                 self._patches.drop(name)
 
     def seen_energies(self, name: str) -> dict[Axis, Energies]:
         """Along the axes that ``see`` has looked at."""
-        return {axis: Energies(basis.values.tolist()) for (seen, axis), basis in self._seen.items() if seen == name}
+        found = {axis: basis for (seen, axis), basis in self._seen.items() if seen == name}
+        return {axis: Energies(basis.values.tolist()) for axis, basis in found.items() if basis is not None}
 
     def _split_axes(self, name: str) -> list[Axis]:
         forms = self.scheme.applicable(self.dense[name].site.geometry)
