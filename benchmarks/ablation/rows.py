@@ -39,7 +39,7 @@ ROWS: dict[str, dict[str, Any]] = {
 # The ways a user chooses between, as the README has them.
 SUMMARY = {
     PAPER: PAPER,
-    "closed form (both)": "leanconv's default",
+    "closed form (both)": "closed form, ranks by energy",
     "samples, closed form, sensitivity": '`ranks="sensitivity"`, `samples=150_000`',
     "samples, sensitivity, distilled": 'and `refine="distill"`',
 }
