@@ -15,14 +15,18 @@ from leanconv.config import Options
 from leanconv.network.sites import Site
 from leanconv.pipeline.prepare import Prepared
 from leanconv.pipeline.session import Session
+from leanconv.system.precision import multiplies_bfloat16
 from leanconv.system.random_state import untouched_rng
 
 # Multiply-adds, at the rate of one large product. For a layer's n x d samples: n x d x (d + BESIDES), so many times;
 # BESIDES is for what is done to single numbers. For k x k filters: (k d)^3 so many times.
-FIT, BESIDES = {"linear": 8, "nonlinear": 60}, 500
+FIT, BESIDES = {"linear": 8, "nonlinear": 25}, 500
+QUICK = 10  # a nonlinear fit with products in bfloat16
 EIGENVECTORS = 8
 # Passes of the images: the original's, and the shorter one of the accelerated network.
 PASSES = 1.5
+# For gradients and patches: so many passes of up to so many images.
+MORE, LOOKED_AT = 4, 128
 ROWS, FILTERS = 4096, 256  # of the product that is timed
 
 
@@ -37,12 +41,17 @@ def size_up(session: Session, streams: Streams, prepared: Prepared, options: Opt
     if not session.progress or session.device.type != "cpu" or known:  # a GPU takes seconds
         return
     image, product = _rates(streams, prepared.original)
+    quick = options.closed_form and options.solver == "nonlinear" and multiplies_bfloat16(torch.empty(0))
+    fit = QUICK if quick else FIT[options.solver]
     macs = 0
     for site, (rows, filters) in zip(sites, sizes, strict=True):
         macs += EIGENVECTORS * (max(site.geometry.kernel) * filters) ** 3
         if last and options.forms.fitted:
-            macs += FIT[options.solver] * rows * filters * (filters + BESIDES)
-    seconds = streams.images * image * (PASSES if last else 1) / streams.team.world + macs * product
+            macs += fit * rows * filters * (filters + BESIDES)
+    images = streams.images * (PASSES if last else 1)
+    if last and options.free_filters:
+        images += MORE * min(streams.images, LOOKED_AT)
+    seconds = images * image / streams.team.world + macs * product
     more = last and (options.refine == "distill" or options.ranks == "latency")
     threads = f"{session.threads.count} thread{'s' * (session.threads.count > 1)}"
     size = f"{prepared.survey.macs / 1e9:.3g} GMACs an image, {streams.images} images, {len(sites)} layers"
