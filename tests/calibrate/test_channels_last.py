@@ -50,6 +50,8 @@ def as_given(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_cpu_images_go_through_channels_last_and_nothing_else_is_so(
     make: Callable[[], nn.Module], other: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Gradients in bfloat16 round otherwise in another layout, which may move a rank by one.
+    monkeypatch.setattr("leanconv.calibrate.gradients.multiplies_bfloat16", lambda _: False)
     images, seen = smooth_images(24, 32), layouts(monkeypatch)
     before = images.clone()
     found = accelerate(make(), images, **other)

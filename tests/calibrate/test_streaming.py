@@ -20,7 +20,7 @@ from leanconv.calibrate.streaming.partition import Cutting
 from leanconv.errors import LeanconvError
 from leanconv.pipeline.prepare import Prepared
 from leanconv.system import process_memory as heap
-from tests.support.equality import assert_equal, assert_same
+from tests.support.equality import assert_equal, assert_same, relative
 from tests.support.networks import Centres, plain_network, residual_network
 from tests.support.pictures import smooth_images
 from tests.support.runs import accelerate
@@ -54,7 +54,10 @@ def test_batches_make_no_difference(model: nn.Module, images: Tensor) -> None:
         assert_same(whole, accelerate(model, list(images.split(size))))
     # Two images show that they go through one by one.
     assert_same(plain, accelerate(model, list(images.split(1)), refine="none"))
-    assert_same(whole, accelerate(model, list(images.split(1))), 0.05)
+    # By default others show patches then, which may move a rank.
+    alone = accelerate(model, list(images.split(1)))
+    with torch.no_grad():
+        assert relative(alone.model(images), whole.model(images)) < 0.05
 
 
 def test_the_original_along_its_tape_gives_what_hooks_see(
@@ -273,7 +276,9 @@ def test_some_images_go_through_as_many_at_a_time_as_there_is_memory_for(
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return run(*given, **named)
 
-    monkeypatch.setattr(gradients_module, "_answers", lambda *given: hungry(network[1], given[1].size, *given))
+    monkeypatch.setattr(
+        gradients_module, "_answers", lambda *given, **named: hungry(network[1], given[1].size, *given, **named)
+    )
     monkeypatch.setattr(
         streams_module,
         "observe",
