@@ -1,9 +1,9 @@
-"""Ranks by what they do to the output: a few measurements of every layer, and what follows for all its forms.
+"""Ranks by what they do to the output: what is measured of every layer, and what follows for all its forms.
 
-A form of a layer loses a share of the energy of its responses. For d' this is the tail of their spectrum, for d'' it
-was measured at a few d''. So both are on one scale, and the losses of a 3d pair add. What a loss does to the output was
-measured at a few losses, layer by layer. This says how much energy each layer may lose for the same change of the
-output; losses count in that unit.
+A form of a layer loses a share of the energy of its responses. For d' this is the tail of their spectrum, for d'' that
+of the filters as the layer sees them. So both are on one scale, and the losses of a 3d pair add. What a loss does to
+the output was measured at a few losses, layer by layer. This says how much energy each layer may lose for the same
+change of the output; losses count in that unit.
 """
 
 from __future__ import annotations
