@@ -277,10 +277,14 @@ def world(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?")
 TOO_FEW = "layers would gain from more samples"
+VERDICTS = ("training made the network no better", "the weights of step")
+FORM = re.compile(r"\b(channel|spatial|3d|tucker2)\b(?= +[\d#(])|\b\d+ x \d+\b(?=  )")
 
 
 def shape_of(text: str) -> list[str]:
-    """The distinct lines of ``text`` with numbers, rules and widths left out: those depend on the machine. And without
-    the one about too few samples: a small world has few."""
-    lines = (" ".join(NUMBER.sub("#", line).split()) for line in text.splitlines() if TOO_FEW not in line)
+    """The distinct lines of ``text`` with numbers, rules and widths left out: those depend on the machine. So does
+    which form a layer takes. And without what depends on the small world: whether samples are too few, and what
+    training a network gained that loses nothing."""
+    kept = (line for line in text.splitlines() if not any(words in line for words in (TOO_FEW, *VERDICTS)))
+    lines = (" ".join(NUMBER.sub("#", FORM.sub("form", line)).split()) for line in kept)
     return list(dict.fromkeys(line for line in lines if line and not set(line) <= set("- ")))
