@@ -43,7 +43,7 @@ from leanconv.network.survey import survey
 
 SAMPLES = 50_000  # accelerate's default
 SPEEDUPS = {"vgg16": 4.0, "resnet50": 2.0, "efficientnet_lite0": 1.3}
-SOLVES = ("statistics", "measuring layers", "choosing ranks", "solving")
+SOLVES = ("statistics", "measuring layers", "looking at patches", "choosing ranks", "solving")
 STAGES = ("preparing", "original network", "accelerated network", *SOLVES)
 
 

@@ -71,6 +71,7 @@ class _Layer:
     metric: Tensor
     batch: Tensor | None = None  # (g.e) of the rows of a batch, for each rank
     squares: list[Tensor] = field(default_factory=list)
+    places: dict[int, Tensor] = field(default_factory=dict)  # positions the metric is taken at, by how many there are
 
     @classmethod
     def of(cls, network: nn.Module, probe: Probe, responses: Responses) -> _Layer:
@@ -109,9 +110,9 @@ class _Layer:
         kind, groups = KINDS[self.probe.site.geometry.kind], len(self.bases)
         y = (kind.rows(output).to(self.mean.dtype) - self.mean) * self.gain  # rows x positions x d
         g = kind.rows(gradient).to(self.mean.dtype) / torch.where(self.gain == 0, torch.inf, self.gain)
-        some = (
-            g[:, thinned(g.shape[1], min(g.shape[1], POSITIONS)).to(g.device)].flatten(0, 1).unflatten(1, (groups, -1))
-        )
+        if (positions := g.shape[1]) not in self.places:  # sent to the device once
+            self.places[positions] = thinned(positions, min(positions, POSITIONS)).to(g.device)
+        some = g[:, self.places[positions]].flatten(0, 1).unflatten(1, (groups, -1))
         self.metric += torch.einsum("ngi,ngj->gij", some, some)
         whole = (g * y).sum((1, 2))
         low = torch.bfloat16 if multiplies_bfloat16(y) else y.dtype
@@ -177,7 +178,8 @@ def output_gradients(
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as stack, chosen_kernels(benchmark=False, deterministic=True):
         stack.enter_context(untouched_rng(seed))
-        low = True
+        # Gradients of grouped convolutions take a CPU many times longer in bfloat16.
+        low = all(getattr(module, "groups", 1) == 1 for module in network.modules())
         try:
             free = _shares(network, images, device, low=low)
         except Exception as error:
@@ -205,11 +207,9 @@ def output_gradients(
 
 
 def _answers(network: nn.Module, batch: Batch, device: torch.device, *, low: bool) -> list[Answer]:
-    """``low``: in bfloat16 on CPUs that have it, but for grouped convolutions, whose gradients take thirty times longer
-    so. Three digits are enough for a mean over some hundred draws."""
+    """``low``: in bfloat16 on CPUs that have it. Three digits are enough for a mean over some hundred draws."""
     inputs = batch.on(device)
-    grouped = any(getattr(module, "groups", 1) != 1 for module in network.modules())
-    half = low and not grouped and any(multiplies_bfloat16(one) for one in tensors(inputs))
+    half = low and any(multiplies_bfloat16(one) for one in tensors(inputs))
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         output = network(inputs)
     wide = [one.float() if one.dtype == torch.bfloat16 else one for one in tensors(output) if one.is_floating_point()]
